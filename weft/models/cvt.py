@@ -1,0 +1,455 @@
+"""CvT: Introducing Convolutions to Vision Transformers (Wu et al., ICCV 2021, arXiv 2103.15808).
+
+Paper to code:
+    section 3.1, eq. 1    Convolutional Token Embedding                 ConvEmbed
+    section 3.2, eq. 2    Convolutional Projection (figure 3b, 3c)      ConvProjection, Attention
+    figure 2b             Convolutional Transformer Block               Block
+    figure 2a             stage of the hierarchy, class token           Stage
+    table 2               CvT-13, CvT-21, CvT-W24                       VARIANTS
+    tables 5 to 8         the arguments pos_embed, embed, stride_kv, projection of CvT
+
+Defaults are those of the released code, which loads its checkpoints. Where it differs from the paper or from habit:
+    - the attention logits are scaled by C ** -0.5, the full width, not the width of a head;
+    - the MLP uses QuickGELU, x * sigmoid(1.702 x) (`act_layer="gelu"` gives what the Hugging Face port computes);
+    - the class token skips the convolution of the projection, but not its linear half;
+    - only the last stage drops paths.
+CvT-13-NAS was never released; `cvt_13_nas` is the reading of its one sentence that fits the published counts.
+`cvt_nano` is Weft's own, for pictures of 28 to 96 pixels.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, QuickGELU, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from weft.errors import WeftError, check_choice
+from weft.models.base import HybridModel, build
+from weft.models.layers import (
+    ConvNorm,
+    PairDropPath,
+    PositionEmbedding,
+    add,
+    ceil_div,
+    image_to_map,
+    join,
+    pad_to_multiple,
+    part,
+    to_nchw,
+    to_nhwc,
+)
+
+__all__ = ["CvT"]
+
+POSITIONS = {  # the stages that have a position embedding
+    "none": (False, False, False),
+    "first": (True, False, False),
+    "last": (False, False, True),
+    "every": (True, True, True),
+}
+EMBEDDINGS = ("conv", "patch")
+PROJECTIONS = ("conv", "avg", "linear")
+ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU}
+KV_STRIDES = (1, 2)
+STEM_STRIDES = (1, 2, 4)
+
+
+class ConvEmbed(nn.Module):
+    """Convolutional Token Embedding: an overlapping strided convolution and LayerNorm, (B, H, W, C_in) -> (B, h, w, C).
+
+    The "patch" kind of table 6 does not overlap: its kernel is its stride. It pads, so that no pixel is lost.
+    """
+
+    def __init__(self, kind: str, in_chs: int, dim: int, stride: int, stem: bool, **dd: Any):
+        super().__init__()
+        kernel = stride if kind == "patch" else 7 if stem else 3
+        padding = 0 if kind == "patch" else 2 if stride == 4 else kernel // 2
+        self.multiple = stride if kind == "patch" else 1
+        self.proj = nn.Conv2d(in_chs, dim, kernel, stride, padding, **dd)
+        self.norm = nn.LayerNorm(dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = pad_to_multiple(x, self.multiple)
+        return self.norm(to_nhwc(self.proj(to_nchw(x))))
+
+
+class AvgProjection(nn.Module):
+    """The "avg" of the released code in place of a convolution: (B, H, W, C) -> (B, h, w, C)."""
+
+    def __init__(self, stride: int):
+        super().__init__()
+        self.pool = nn.AvgPool2d(3, stride, padding=1, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nhwc(self.pool(to_nchw(x)))
+
+
+def conv_projection(kind: str, dim: int, stride: int, query: bool, **dd: Any) -> nn.Module:
+    """The depth-wise half of one Convolutional Projection; the point-wise half is the Linear that follows it."""
+    if kind == "conv":
+        return ConvNorm(dim, dim, 3, stride, padding=1, groups=dim, **dd)
+    if kind == "avg" and not query:
+        return AvgProjection(stride)
+    return nn.Identity()
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose queries, keys and values come from Convolutional Projections.
+
+    Keys and values are taken at stride `stride_kv` (with "linear" at full resolution), which makes the attention
+    matrix (H*W) x (h*w) with h = ceil(H / stride).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        projection: str,
+        stride_kv: int,
+        attn_drop: float,
+        proj_drop: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = dim**-0.5
+        self.attn_drop = attn_drop
+        self.conv_proj_q = conv_projection(projection, dim, 1, query=True, **dd)
+        self.conv_proj_k = conv_projection(projection, dim, stride_kv, query=False, **dd)
+        self.conv_proj_v = conv_projection(projection, dim, stride_kv, query=False, **dd)
+        self.proj_q = nn.Linear(dim, dim, **dd)
+        self.proj_k = nn.Linear(dim, dim, **dd)
+        self.proj_v = nn.Linear(dim, dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def heads(self, x: Tensor) -> Tensor:
+        batch, length, dim = x.shape
+        return x.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, heads, N, C / heads)
+
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
+        q = self.proj_q(join(cls, self.conv_proj_q(x)))  # (B, [1 +] H*W, C)
+        k = self.proj_k(join(cls, self.conv_proj_k(x)))  # (B, [1 +] h*w, C)
+        v = self.proj_v(join(cls, self.conv_proj_v(x)))  # (B, [1 +] h*w, C)
+        dropout = self.attn_drop if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            self.heads(q), self.heads(k), self.heads(v), dropout_p=dropout, scale=self.scale
+        )
+        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))  # (B, [1 +] H*W, C)
+
+
+class Block(nn.Module):
+    """Pre-norm Convolutional Transformer Block on a map and, in the last stage, a class token."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        projection: str,
+        stride_kv: int,
+        mlp_ratio: float,
+        act_layer: type[nn.Module],
+        attn_drop: float,
+        proj_drop: float,
+        drop_path: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, **dd)
+        self.attn = Attention(dim, num_heads, projection, stride_kv, attn_drop, proj_drop, **dd)
+        self.norm2 = nn.LayerNorm(dim, **dd)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop, **dd)
+        self.drop_path = PairDropPath(drop_path)
+
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
+        y_map, y_cls = self.drop_path(part(y, x, cls))
+        x, cls = x + y_map, add(cls, y_cls)
+        y = self.mlp(self.norm2(join(cls, x)))
+        y_map, y_cls = self.drop_path(part(y, x, cls))
+        return x + y_map, add(cls, y_cls)
+
+
+class Stage(nn.Module):
+    """Token embedding and blocks. (B, H, W, C_in) -> (B, h, w, C), and the class token where the stage has one."""
+
+    def __init__(
+        self,
+        embed: ConvEmbed,
+        cls_token: nn.Parameter | None,
+        pos_embed: PositionEmbedding | None,
+        blocks: Sequence[Block],
+        drop: float,
+    ):
+        super().__init__()
+        self.grad_checkpointing = False
+        self.embed = embed
+        self.cls_token = cls_token
+        self.pos_embed = pos_embed
+        self.drop = nn.Dropout(drop)
+        self.blocks = nn.ModuleList(blocks)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.cls_token is not None:
+            trunc_normal_(self.cls_token, std=0.02)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        x = self.embed(x)
+        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
+        if self.pos_embed is not None:
+            x, cls = self.pos_embed(x, cls)
+        x = self.drop(x)
+        if cls is not None:
+            cls = self.drop(cls)
+        for block in self.blocks:
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x, cls = checkpoint(block, x, cls)
+            else:
+                x, cls = block(x, cls)
+        return x, cls
+
+
+class CvT(HybridModel):
+    """Convolutional vision Transformer: three stages at strides 4, 8 and 16, class token in the last.
+
+    Args:
+        img_size: default picture size; matters only with position embeddings, which are resized to other sizes.
+        global_pool: "token", or "avg", "max", "avgmax" over the map, or "" for none.
+        class_token: without it the final norm is applied to the map, which is then pooled.
+        embed_dims, depths, num_heads: one number per stage.
+        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes.
+        stride_kv, mlp_ratio: one value, one per stage, or one list per stage with a value per block (table 7, NAS).
+        projection: "conv", "avg" or "linear"; one value or one per stage (table 8).
+        embed: "conv" or "patch", overlapping or not (table 6).
+        pos_embed: "none", "first", "last" or "every": the stages with position embeddings (table 5).
+        act_layer: "quick_gelu" (released weights) or "gelu".
+        drop_rate: dropout before the classifier. proj_drop_rate, attn_drop_rate: inside the blocks.
+        drop_path_rate: stochastic depth of the last block; grows linearly over the last stage.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        class_token: bool = True,
+        embed_dims: Sequence[int] = (64, 192, 384),
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        stem_stride: int = 4,
+        stride_kv: int | Sequence[Any] = 2,
+        mlp_ratio: float | Sequence[Any] = 4.0,
+        projection: str | Sequence[str] = "conv",
+        embed: str = "conv",
+        pos_embed: str = "none",
+        act_layer: str = "quick_gelu",
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        check_choice("stem_stride", stem_stride, STEM_STRIDES)
+        check_choice("embed", embed, EMBEDDINGS)
+        check_choice("pos_embed", pos_embed, POSITIONS)
+        check_choice("act_layer", act_layer, ACTIVATIONS)
+        strides_kv = per_block("stride_kv", stride_kv, depths)
+        mlp_ratios = per_block("mlp_ratio", mlp_ratio, depths)
+        projections = per_stage("projection", projection, len(depths))
+        for value in sum(strides_kv, []):
+            check_choice("stride_kv", value, KV_STRIDES)
+        for value in projections:
+            check_choice("projection", value, PROJECTIONS)
+        drop_paths = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]
+
+        self.in_chans = in_chans
+        self.stages = nn.ModuleList()
+        self.feature_info = []
+        reduction, widths = 1, (in_chans, *embed_dims)
+        for i, dim in enumerate(embed_dims):
+            stride = stem_stride if i == 0 else 2
+            reduction *= stride
+            grid = tuple(ceil_div(side, reduction) for side in to_2tuple(img_size))
+            has_class_token = class_token and i == 2
+            blocks = [
+                Block(
+                    dim,
+                    num_heads[i],
+                    projections[i],
+                    strides_kv[i][j],
+                    mlp_ratios[i][j],
+                    ACTIVATIONS[act_layer],
+                    attn_drop_rate,
+                    proj_drop_rate,
+                    drop_paths[i][j],
+                    **dd,
+                )
+                for j in range(depths[i])
+            ]
+            stage = Stage(
+                ConvEmbed(embed, widths[i], dim, stride, stem=i == 0, **dd),
+                nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
+                PositionEmbedding(grid, dim, has_class_token, **dd) if POSITIONS[pos_embed][i] else None,
+                blocks,
+                proj_drop_rate,
+            )
+            self.stages.append(stage)
+            self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
+        norm = nn.LayerNorm(embed_dims[-1], **dd)
+        self.make_head(embed_dims[-1], num_classes, global_pool, class_token, drop_rate, norm, **dd)
+        self.init_weights(needs_reset=False)
+
+    def _init_linear(self, linear: nn.Linear) -> None:
+        super()._init_linear(linear)
+        if linear is self.head:  # the released code never resets the bias of the classifier
+            bound = linear.in_features**-0.5
+            nn.init.uniform_(linear.bias, -bound, bound)
+
+    def forward_trunk(
+        self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
+    ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
+        x = image_to_map(x)
+        cls: Optional[Tensor] = None
+        maps: list[Tensor] = []
+        for i, stage in enumerate(self.stages):
+            if last is None or i <= last:
+                x, cls = stage(x)
+                if take is not None and i in take:
+                    maps.append(x)
+        return x, cls, maps
+
+    def prune_levels(self, last: int) -> None:
+        self.stages = self.stages[: last + 1]
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        blocks = [
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            (r"^stages\.(\d+)", (0,)),  # the embedding of a later stage goes with its first block
+            (r"^norm", (99999,)),
+        ]
+        return dict(stem=r"^stages\.0\.(embed|pos_embed)", blocks=r"^stages\.(\d+)" if coarse else blocks)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        return {"*.cls_token", "*.pos_embed.*"}
+
+
+def per_stage(name: str, value: Any, stages: int) -> list[Any]:
+    values = list(value) if isinstance(value, list | tuple) else [value] * stages
+    if len(values) != stages:
+        raise WeftError(f"{name}={value!r} has {len(values)} entries; give one value, or one for each of {stages} stages.")
+    return values
+
+
+def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:
+    """One value, one per stage, or one list per stage, spread to one value per block."""
+    stages = per_stage(name, value, len(depths))
+    return [per_stage(f"{name}[{i}]", stage, depths[i]) for i, stage in enumerate(stages)]
+
+
+# Variants -------------------------------------------------------------------------------------------------------
+
+BASE = dict(embed_dims=(64, 192, 384), num_heads=(1, 3, 6), drop_path_rate=0.1)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cvt_nano": dict(
+        embed_dims=(32, 64, 128), depths=(1, 2, 5), num_heads=(1, 2, 4), stem_stride=2, img_size=64, drop_path_rate=0.1
+    ),
+    "cvt_13": dict(depths=(1, 2, 10), **BASE),
+    "cvt_21": dict(depths=(1, 4, 16), **BASE),
+    "cvt_w24": dict(embed_dims=(192, 768, 1024), depths=(2, 2, 20), num_heads=(3, 12, 16), drop_path_rate=0.3),
+    "cvt_13_nas": dict(
+        depths=(1, 2, 10),
+        stride_kv=(2, 1, (1,) * 7 + (2,) * 3),
+        mlp_ratio=(2.0, 4.0, (4.0,) * 7 + (2.0,) * 3),
+        **BASE,
+    ),
+}
+
+
+def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
+    return dict(
+        input_size=(3, size, size),
+        pool_size=(pool, pool),
+        crop_pct=0.875,
+        interpolation="bicubic",
+        first_conv="stages.0.embed.proj",
+        classifier="head",
+        license="apache-2.0",
+        paper_ids="arXiv:2103.15808",
+        paper_name="CvT: Introducing Convolutions to Vision Transformers",
+        **kwargs,
+    )
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "cvt_nano": _cfg(64, 8),
+        "cvt_13.msft_in1k": _cfg(hf_hub_id="microsoft/cvt-13"),
+        "cvt_13.msft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-13-384"),
+        "cvt_13.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-13-384-22k"),
+        "cvt_21.msft_in1k": _cfg(hf_hub_id="microsoft/cvt-21"),
+        "cvt_21.msft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-21-384"),
+        "cvt_21.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-21-384-22k"),
+        "cvt_w24.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-w24-384-22k"),
+        "cvt_13_nas": _cfg(),
+    }
+)
+
+# ImageNet-1k top-1 in percent, table 3 of the paper.
+PUBLISHED_TOP1 = {
+    "cvt_13.msft_in1k": 81.6,
+    "cvt_13.msft_in1k_384": 83.0,
+    "cvt_13.msft_in22k_ft_in1k_384": 83.3,
+    "cvt_21.msft_in1k": 82.5,
+    "cvt_21.msft_in1k_384": 83.3,
+    "cvt_21.msft_in22k_ft_in1k_384": 84.9,
+    "cvt_w24.msft_in22k_ft_in1k_384": 87.7,
+    "cvt_13_nas": 82.2,
+}
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    return state_dict
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    return build(CvT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2), checkpoint_filter_fn)
+
+
+@register_model
+def cvt_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT for small pictures, Weft's own: 1.3 M parameters, strides 2, 4 and 8."""
+    return _create("cvt_nano", pretrained, kwargs)
+
+
+@register_model
+def cvt_13(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT-13, 20.0 M parameters."""
+    return _create("cvt_13", pretrained, kwargs)
+
+
+@register_model
+def cvt_21(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT-21, 31.6 M parameters."""
+    return _create("cvt_21", pretrained, kwargs)
+
+
+@register_model
+def cvt_w24(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT-W24, the wide one, 277.2 M parameters."""
+    return _create("cvt_w24", pretrained, kwargs)
+
+
+@register_model
+def cvt_13_nas(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT-13-NAS as reconstructed from the paper's wording and counts, 18.2 M parameters."""
+    return _create("cvt_13_nas", pretrained, kwargs)

@@ -1,0 +1,36 @@
+"""A copy of a model for inference, with everything folded away that training needed and inference does not."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from timm.layers import Mlp, QuickGELU
+from torch import nn
+
+from weft.models.layers import ConvNorm, LinearNorm
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def fuse(model: ModelT) -> ModelT:
+    """Returns a copy of `model` in eval mode with every BatchNorm folded into the layer before it.
+
+    QuickGELU, which torch computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both
+    factors go into the linear layers beside it. The outputs are those of `model.eval()` up to rounding. The copy is
+    for inference: its parameters no longer match checkpoints of the model.
+    """
+    fused = copy.deepcopy(model).eval()
+    for module in list(fused.modules()):
+        if isinstance(module, ConvNorm | LinearNorm):
+            module.fuse()
+        elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
+            _fold_quick_gelu(module)
+    return fused
+
+
+@torch.no_grad()
+def _fold_quick_gelu(mlp: Mlp, slope: float = 1.702) -> None:
+    mlp.fc1.weight *= slope
+    mlp.fc1.bias *= slope
+    mlp.fc2.weight /= slope
+    mlp.act = nn.SiLU(inplace=True)

@@ -1,0 +1,187 @@
+"""What two or more families share.
+
+One memory layout holds everywhere: a feature map is a contiguous (B, H, W, C) tensor. Its tokens are the view
+(B, H*W, C); a convolution sees the view (B, C, H, W), which is torch's channels-last format. Nothing is copied on
+the way from attention to convolution and back. The class token travels beside the map as (B, 1, C).
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from timm.layers import drop_path, register_notrace_function, trunc_normal_
+from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def image_to_map(image: Tensor) -> Tensor:
+    """(B, C, H, W) picture to (B, H, W, C) map. Free if the picture already is channels-last."""
+    return image.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+
+
+def to_nchw(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W), a channels-last view
+
+
+def to_nhwc(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
+
+
+def join(cls: Optional[Tensor], x: Tensor) -> Tensor:
+    """The class token and the (B, H, W, C) map as (B, 1 + H*W, C) tokens; without a class token a view of the map."""
+    tokens = x.flatten(1, 2)
+    return tokens if cls is None else torch.cat([cls, tokens], dim=1)
+
+
+def part(tokens: Tensor, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+    """Undoes `join`: views of `tokens` as a map shaped like `x` and, where there is a `cls`, a class token."""
+    if cls is None:
+        return tokens.view(x.shape), None
+    return tokens[:, 1:].view(x.shape), tokens[:, :1]
+
+
+def add(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
+    """Sum of two class tokens, None where there are none."""
+    return a + b if a is not None and b is not None else None
+
+
+def present(x: Optional[Tensor]) -> Tensor:
+    """Tells TorchScript and the type checker what the reader knows: here a class token came out, as one went in."""
+    assert x is not None
+    return x
+
+
+def _graph_is_for_one_size() -> bool:
+    """False inside torch.export, where the graph must hold for every size and no shortcut may be taken."""
+    if torch.jit.is_scripting():
+        return True
+    else:  # not compiled by TorchScript
+        return not torch.compiler.is_exporting()
+
+
+@register_notrace_function
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Zeros at the bottom and right of a (B, H, W, C) map until `multiple` divides both sides."""
+    _, height, width, _ = x.shape
+    bottom, right = (multiple - height % multiple) % multiple, (multiple - width % multiple) % multiple
+    if _graph_is_for_one_size() and bottom == 0 and right == 0:
+        return x
+    return F.pad(x, (0, 0, 0, right, 0, bottom))
+
+
+@register_notrace_function
+def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
+    """Bicubic resize of a (1, H, W, C) grid of positions, as DeiT does it (no anti-aliasing)."""
+    if _graph_is_for_one_size() and grid.shape[1] == height and grid.shape[2] == width:
+        return grid
+    wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
+    resized = F.interpolate(to_nchw(wide), size=(height, width), mode="bicubic", align_corners=False)
+    return to_nhwc(resized).to(grid.dtype)
+
+
+class ConvNorm(nn.Module):
+    """Convolution and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
+
+    def __init__(
+        self,
+        in_chs: int,
+        out_chs: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        groups: int = 1,
+        bias: bool = False,
+        norm: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_chs, out_chs, kernel_size, stride, padding, groups=groups, bias=bias, device=device, dtype=dtype
+        )
+        self.bn = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nhwc(self.bn(self.conv(to_nchw(x))))
+
+    @torch.jit.ignore
+    def fuse(self) -> None:
+        if isinstance(self.bn, nn.BatchNorm2d):
+            self.conv, self.bn = fuse_conv_bn_eval(self.conv, self.bn), nn.Identity()
+
+
+class PointwiseConv(nn.Linear):
+    """A 1x1 convolution on a (B, H, W, C) map. A type of its own because it is initialised as a convolution."""
+
+
+class LinearNorm(nn.Module):
+    """1x1 convolution and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
+
+    def __init__(
+        self,
+        in_chs: int,
+        out_chs: int,
+        norm: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.linear = PointwiseConv(in_chs, out_chs, device=device, dtype=dtype)
+        self.bn = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nhwc(self.bn(to_nchw(self.linear(x))))
+
+    @torch.jit.ignore
+    def fuse(self) -> None:
+        if isinstance(self.bn, nn.BatchNorm2d):
+            self.linear, self.bn = fuse_linear_bn_eval(self.linear, self.bn), nn.Identity()
+
+
+class PositionEmbedding(nn.Module):
+    """Learned positions: a grid that is resized to the map at hand, and one more for the class token."""
+
+    def __init__(
+        self,
+        grid_size: tuple[int, int],
+        dim: int,
+        class_token: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.grid = nn.Parameter(torch.empty(1, *grid_size, dim, device=device, dtype=dtype))
+        self.cls = nn.Parameter(torch.empty(1, 1, dim, device=device, dtype=dtype)) if class_token else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            trunc_normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        _, height, width, _ = x.shape
+        x = x + resize_grid(self.grid, height, width)
+        if cls is not None and self.cls is not None:
+            cls = cls + self.cls
+        return x, cls
+
+
+class PairDropPath(nn.Module):
+    """Stochastic depth that drops a picture's map and its class token together, as if they were one sequence."""
+
+    def __init__(self, drop_prob: float):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, pair: tuple[Tensor, Optional[Tensor]]) -> tuple[Tensor, Optional[Tensor]]:
+        x, cls = pair
+        if self.drop_prob > 0 and self.training:
+            keep = drop_path(x.new_ones(x.shape[0], 1, 1), self.drop_prob, self.training)  # 0 or 1 / (1 - drop_prob)
+            x = x * keep.unsqueeze(-1)
+            if cls is not None:
+                cls = cls * keep
+        return x, cls
