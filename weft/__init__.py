@@ -1,5 +1,65 @@
-"""Weft: convolutions woven into vision transformers."""
-import timm
-from weft import models
-def list_models(filter=""):
-    return sorted({n for m in ("ceit","cvt") for n in timm.list_models(filter, module=m)})
+"""Weft: convolutions woven into vision transformers.
+
+`import weft` makes the models known to timm: `timm.create_model("cvt_13")`. It takes milliseconds, because nothing
+heavy is imported before it is used; the models are registered at the moment timm itself is imported.
+"""
+
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.errors import WeftError
+    from weft.models.convert import convert
+    from weft.models.folder import save_model
+    from weft.models.fuse import fuse
+    from weft.models.registry import create_model, list_models
+
+__version__ = "0.1.0"
+__all__ = ["WeftError", "convert", "create_model", "fuse", "list_models", "save_model"]
+
+_HOME = {
+    "WeftError": "weft.errors",
+    "convert": "weft.models.convert",
+    "create_model": "weft.models.registry",
+    "fuse": "weft.models.fuse",
+    "list_models": "weft.models.registry",
+    "save_model": "weft.models.folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
+
+
+class _RegisterBehindTimm:
+    """Import hook: as soon as timm has been imported, by anybody, our models are registered with it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "timm":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("timm")
+        if spec is None or spec.loader is None:
+            return spec
+        load_timm = spec.loader.exec_module
+
+        def load_timm_then_weft(module: Any) -> None:
+            load_timm(module)
+            importlib.import_module("weft.models")
+
+        spec.loader.exec_module = load_timm_then_weft
+        return spec
+
+
+if "timm" in sys.modules:
+    importlib.import_module("weft.models")
+else:
+    sys.meta_path.insert(0, _RegisterBehindTimm())

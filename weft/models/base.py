@@ -9,11 +9,12 @@ from typing import Any, Optional
 
 import torch
 from timm.layers import get_device_dtype, global_pool_nlc, trunc_normal_
-from timm.models import build_model_with_cfg
+from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from weft.errors import check_choice
 from weft.models._timm import feature_take_indices
+from weft.models.convert import filter_published
 from weft.models.layers import to_nchw
 
 OUTPUT_FORMATS = ("NCHW", "NHWC")
@@ -208,14 +209,18 @@ def build(
     defaults: dict[str, Any],
     kwargs: dict[str, Any],
     out_indices: tuple[int, ...],
-    pretrained_filter_fn: Any,
 ) -> nn.Module:
-    """What an entry point returns: timm's builder, fed with the variant's defaults and the caller's wishes."""
+    """What an entry point returns: timm's builder, fed with the variant's defaults and the caller's wishes.
+
+    The picture size is that of the pretrained configuration: "ceit_tiny.in1k_384" has the positions of 384 pixels.
+    """
+    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), dict(kwargs.get("pretrained_cfg_overlay") or {}))
+    defaults = dict(img_size=cfg.input_size[1:], **defaults)
     model = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
-        pretrained_filter_fn=pretrained_filter_fn,
+        pretrained_filter_fn=filter_published,
         feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
         **{**defaults, **kwargs},
     )

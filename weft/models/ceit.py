@@ -300,7 +300,7 @@ class CeiT(HybridModel):
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ceit_nano": dict(
-        embed_dim=96, depth=9, num_heads=3, i2t_channels=32, stem_stride=1, img_size=64, drop_path_rate=0.1
+        embed_dim=96, depth=9, num_heads=3, i2t_channels=32, stem_stride=1, drop_path_rate=0.1
     ),
     "ceit_tiny": dict(embed_dim=192, depth=12, num_heads=3, drop_path_rate=0.1),
     "ceit_small": dict(embed_dim=384, depth=12, num_heads=6, drop_path_rate=0.1),
@@ -323,14 +323,16 @@ def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
     )
 
 
+OFFICIAL = "https://github.com/coeusguo/ceit"  # one archive of .pth files; none of them is on a hub
+
 default_cfgs = generate_default_cfgs(
     {
         "ceit_nano": _cfg(64, 16),
-        "ceit_tiny.in1k": _cfg(),
-        "ceit_tiny.in1k_384": _cfg(384, 24),
-        "ceit_small.in1k": _cfg(),
-        "ceit_small.in1k_384": _cfg(384, 24),
-        "ceit_base.in1k": _cfg(),
+        "ceit_tiny.in1k": _cfg(origin_url=OFFICIAL),
+        "ceit_tiny.in1k_384": _cfg(384, 24, origin_url=OFFICIAL),
+        "ceit_small.in1k": _cfg(origin_url=OFFICIAL),
+        "ceit_small.in1k_384": _cfg(384, 24, origin_url=OFFICIAL),
+        "ceit_base.in1k": _cfg(origin_url=OFFICIAL),
     }
 )
 
@@ -344,15 +346,11 @@ PUBLISHED_TOP1 = {
 }
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    return state_dict
-
-
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     defaults = VARIANTS[variant]
     third = kwargs.get("depth", defaults["depth"]) // 3
     out_indices = (0, -1 - 2 * third, -1 - third, -1)  # the stem, and the ends of the thirds of the blocks
-    return build(CeiT, variant, pretrained, defaults, kwargs, out_indices, checkpoint_filter_fn)
+    return build(CeiT, variant, pretrained, defaults, kwargs, out_indices)
 
 
 @register_model

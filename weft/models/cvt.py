@@ -361,7 +361,7 @@ def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:
 BASE = dict(embed_dims=(64, 192, 384), num_heads=(1, 3, 6), drop_path_rate=0.1)
 VARIANTS: dict[str, dict[str, Any]] = {
     "cvt_nano": dict(
-        embed_dims=(32, 64, 128), depths=(1, 2, 5), num_heads=(1, 2, 4), stem_stride=2, img_size=64, drop_path_rate=0.1
+        embed_dims=(32, 64, 128), depths=(1, 2, 5), num_heads=(1, 2, 4), stem_stride=2, drop_path_rate=0.1
     ),
     "cvt_13": dict(depths=(1, 2, 10), **BASE),
     "cvt_21": dict(depths=(1, 4, 16), **BASE),
@@ -417,12 +417,8 @@ PUBLISHED_TOP1 = {
 }
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    return state_dict
-
-
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
-    return build(CvT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2), checkpoint_filter_fn)
+    return build(CvT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2))
 
 
 @register_model

@@ -75,12 +75,13 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
 @register_notrace_function
 def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
-    """Bicubic resize of a (1, H, W, C) grid of positions, as DeiT does it (no anti-aliasing)."""
-    if _graph_is_for_one_size() and grid.shape[1] == height and grid.shape[2] == width:
+    """Bicubic resize of an (H, W, C) grid of positions, as DeiT does it (no anti-aliasing)."""
+    if _graph_is_for_one_size() and grid.shape[0] == height and grid.shape[1] == width:
         return grid
     wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
-    resized = F.interpolate(to_nchw(wide), size=(height, width), mode="bicubic", align_corners=False)
-    return to_nhwc(resized).to(grid.dtype)
+    nchw = to_nchw(wide.unsqueeze(0))
+    resized = F.interpolate(nchw, size=(height, width), mode="bicubic", align_corners=False)
+    return to_nhwc(resized).squeeze(0).to(grid.dtype)
 
 
 class ConvNorm(nn.Module):
@@ -154,7 +155,7 @@ class PositionEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.grid = nn.Parameter(torch.empty(1, *grid_size, dim, device=device, dtype=dtype))
+        self.grid = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype))
         self.cls = nn.Parameter(torch.empty(1, 1, dim, device=device, dtype=dtype)) if class_token else None
         self.reset_parameters()
 

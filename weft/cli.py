@@ -1,0 +1,116 @@
+"""The command `weft`. The only module that knows all the others, and it imports them only when a command runs."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from weft import __version__
+from weft.errors import WeftError, did_you_mean
+
+if TYPE_CHECKING:
+    from weft.analysis.catalog import ModelInfo
+
+app = App(name="weft", help="Convolutions woven into vision transformers.", version=__version__)
+
+
+@app.command
+def models(filter: str = "", /, *, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+    """List the models: parameters, MACs at the default size, paper, published top-1, weights.
+
+    Parameters
+    ----------
+    filter
+        A pattern such as "cvt*", or part of a name. Without it, all models.
+    as_json
+        Print JSON instead of a table.
+    """
+    from weft.analysis.catalog import describe
+    from weft.models.registry import list_models
+
+    names = list_models(filter)
+    if not names:
+        raise WeftError(f"No model matches {filter!r}." + did_you_mean(filter, list_models()))
+    infos = [info for name in _progress(names) for info in describe(name)]
+    if as_json:
+        print(json.dumps([asdict(info) for info in infos], indent=2))
+    else:
+        _print_models(infos)
+
+
+@app.command
+def convert(
+    file: Path, /, *, model: str, out: Path, num_classes: Annotated[int | None, Parameter(negative="")] = None
+) -> None:
+    """Turn a published checkpoint into a model folder that timm opens.
+
+    Parameters
+    ----------
+    file
+        An official CvT or CeiT checkpoint, or a Hugging Face CvT folder or file.
+    model
+        What the weights are for, such as cvt_13.
+    out
+        The folder to write; it must not exist, or be empty.
+    num_classes
+        Refuse a file with any other number of classes.
+    """
+    from weft.models.convert import convert as convert_weights
+    from weft.models.folder import check_writable, save_model
+
+    check_writable(out)  # before any work
+    converted = convert_weights(file, model=model, num_classes=num_classes)
+    save_model(converted, out)
+    print(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
+
+
+def _progress(names: list[str]) -> "list[str]":
+    """The names, behind a progress bar on a terminal's standard error."""
+    if not sys.stderr.isatty():
+        return names
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(names, description="Counting", console=Console(stderr=True), transient=True)  # type: ignore[return-value]
+
+
+def _print_models(infos: "list[ModelInfo]") -> None:
+    header = ["model", "parameters", "MACs", "pixels", "top-1", "paper", "weights"]
+    rows = [
+        [
+            info.name,
+            f"{info.parameters / 1e6:.1f} M",
+            f"{info.macs / 1e9:.2f} G",
+            str(info.img_size),
+            "" if info.top1 is None else f"{info.top1:.1f}",
+            info.paper,
+            info.hub or (f"{info.files} (weft convert)" if info.files else "none"),
+        ]
+        for info in infos
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, *rows]:
+        cells = [f"{c:>{w}}" if 1 <= i <= 4 else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        print("  ".join(cells).rstrip())
+
+
+def main() -> None:
+    """Entry point: bad input gets one line and exit code 2."""
+    try:
+        app()
+    except WeftError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `weft models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Published checkpoints into Weft models.
+
+Each published layout is one entry of LAYOUTS: how to recognise it, and how its keys become ours. Nothing here runs
+code from a file: pickles are read by torch's weights-only unpickler, with no way around it.
+"""
+
+import argparse
+import math
+import os
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from safetensors import SafetensorError
+from timm.models import clean_state_dict
+from torch import Tensor, nn
+
+from weft.errors import WeftError, did_you_mean
+from weft.models.layers import resize_grid
+
+StateDict = dict[str, Tensor]
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+# Layouts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    family: str  # the first part of the names of the models that can take it
+    mark: str  # a key that only this layout has
+    to_native: Callable[[StateDict], StateDict]
+    model_args: dict[str, Any] = field(default_factory=dict)  # what the weights were made for, where not our default
+
+
+def _rename(rules: list[tuple[str, str]]) -> Callable[[StateDict], StateDict]:
+    """Applies every rule, in order, to every key."""
+    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def rename(state_dict: StateDict) -> StateDict:
+        renamed = {}
+        for key, value in state_dict.items():
+            for pattern, replacement in compiled:
+                key = pattern.sub(replacement, key)
+            renamed[key] = value
+        return renamed
+
+    return rename
+
+
+OFFICIAL_CVT = [(r"^stage(\d+)\.", r"stages.\1."), (r"\.patch_embed\.", ".embed.")]
+
+_HF_SELF = r"attention\.attention\."
+HUGGING_FACE_CVT = [
+    (r"^cvt\.encoder\.stages\.", "stages."),
+    (r"embedding\.convolution_embeddings\.projection", "embed.proj"),
+    (r"embedding\.convolution_embeddings\.normalization", "embed.norm"),
+    (r"\.layers\.", ".blocks."),
+    (_HF_SELF + r"convolution_projection_(\w)\w+\.convolution_projection\.convolution", r"attn.conv_proj_\1.conv"),
+    (_HF_SELF + r"convolution_projection_(\w)\w+\.convolution_projection\.normalization", r"attn.conv_proj_\1.bn"),
+    (_HF_SELF + r"projection_([qkv])\w+", r"attn.proj_\1"),
+    (r"attention\.output\.dense", "attn.proj"),  # before the next but one, which would match it
+    (r"intermediate\.dense", "mlp.fc1"),
+    (r"output\.dense", "mlp.fc2"),
+    (r"layernorm_before", "norm1"),
+    (r"layernorm_after", "norm2"),
+    (r"^layernorm\.", "norm."),
+    (r"^classifier\.", "head."),
+]
+
+OFFICIAL_CEIT = [
+    (r"^i2t\.backbone\.", "stem.convs.0."),
+    (r"^i2t\.proj\.", "proj."),
+    (r"^pos_layer_embed$", "lca.pos_layer_embed"),
+    (r"^lca\.attn\.proj\.", "lca.proj."),
+    (r"\.leff\.conv1\.", ".leff.linear1.linear."),
+    (r"\.leff\.bn1\.", ".leff.linear1.bn."),
+    (r"\.leff\.conv2\.", ".leff.dwconv.conv."),
+    (r"\.leff\.bn2\.", ".leff.dwconv.bn."),
+    (r"\.leff\.conv3\.", ".leff.linear2.linear."),
+    (r"\.leff\.bn3\.", ".leff.linear2.bn."),
+]
+
+
+def _official_ceit(state_dict: StateDict) -> StateDict:
+    state = _rename(OFFICIAL_CEIT)(state_dict)
+    for key, value in state.items():
+        if ".leff.linear" in key and value.ndim == 4:
+            state[key] = value.flatten(1)  # (out, in, 1, 1) -> (out, in)
+    for kind in ("weight", "bias"):  # rows q, k, v
+        qkv = state.pop(f"lca.attn.qkv.{kind}", None)
+        if qkv is not None:
+            dim = qkv.shape[0] // 3
+            state[f"lca.q.{kind}"], state[f"lca.kv.{kind}"] = qkv[:dim], qkv[dim:]
+    positions = state.pop("pos_embed", None)  # (1, 1 + N, C), the class token's first
+    if positions is not None:
+        side = math.isqrt(positions.shape[1] - 1)
+        if side * side != positions.shape[1] - 1:
+            raise WeftError(f"pos_embed has {positions.shape[1] - 1} positions, which is no square; CeiT files are square.")
+        state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
+    return state
+
+
+LAYOUTS = (
+    Layout("official CvT", "cvt", "stage0.patch_embed.proj.weight", _rename(OFFICIAL_CVT)),
+    Layout(
+        "Hugging Face CvT",
+        "cvt",
+        "cvt.encoder.stages.0.embedding.convolution_embeddings.projection.weight",
+        _rename(HUGGING_FACE_CVT),
+        dict(act_layer="gelu"),
+    ),
+    Layout("official CeiT", "ceit", "i2t.backbone.conv.weight", _official_ceit),
+)
+
+
+def recognise(state_dict: Mapping[str, Any]) -> Layout | None:
+    return next((layout for layout in LAYOUTS if layout.mark in state_dict), None)
+
+
+def filter_published(state_dict: StateDict, model: nn.Module) -> StateDict:
+    """timm's `checkpoint_filter_fn` for every family: any published layout in, ours out, positions resized to fit."""
+    layout = recognise(state_dict)
+    state = layout.to_native(state_dict) if layout else dict(state_dict)
+    expected = model.state_dict()
+    for key, value in state.items():
+        if key.endswith("pos_embed.grid") and key in expected:
+            height, width, _ = expected[key].shape
+            state[key] = resize_grid(value, height, width)
+    return state
+
+
+# Reading --------------------------------------------------------------------------------------------------------
+
+
+def load_weights(source: str | os.PathLike[str]) -> StateDict:
+    """The state dict in a file or in a Hugging Face folder. No code from the file ever runs."""
+    path = Path(source)
+    if path.is_dir():
+        found = next((path / name for name in FOLDER_FILES if (path / name).is_file()), None)
+        if found is None:
+            raise WeftError(f"{path} has no weights: expected {' or '.join(FOLDER_FILES)} in that folder.")
+        path = found
+    if not path.is_file():
+        raise WeftError(f"{path} does not exist; give a checkpoint file or a Hugging Face folder.")
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = safetensors.torch.load_file(path)
+        else:
+            content = _load_pickle(path)
+    except WeftError:
+        raise
+    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
+        raise WeftError(f"{path} is truncated or no checkpoint; expected safetensors or a torch file.") from error
+    return _unwrap(content, str(path))
+
+
+def _load_pickle(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT-style trainers store their options
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is None:
+            raise WeftError(f"{path} is truncated or no checkpoint; expected safetensors or a torch file.") from error
+        raise WeftError(f"{path} wants to run {found[1]} when loaded; refused. Expected tensors only.") from error
+
+
+def _unwrap(content: Any, where: str) -> StateDict:
+    for wrapper in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+            break
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise WeftError(f"{where} holds no state dict; expected tensors by name, found {type(content).__name__}.")
+    return clean_state_dict(dict(content))
+
+
+# Converting -----------------------------------------------------------------------------------------------------
+
+
+def convert(
+    source: str | os.PathLike[str] | Mapping[str, Any], model: str, num_classes: int | None = None
+) -> nn.Module:
+    """A Weft model with published weights.
+
+    Args:
+        source: a checkpoint file, a Hugging Face folder, or a state dict, in any published layout.
+        model: the name of the model the weights are for, such as "cvt_13".
+        num_classes: what the file must have; by default whatever it has.
+
+    Returns:
+        The model in eval mode and float32. Class count, channels and picture size are read off the weights. A Hugging
+        Face CvT gets the exact GELU that transformers computes with, an official one the QuickGELU it was trained with.
+
+    Raises:
+        WeftError: the file cannot be read safely, or holds something else than `model`.
+    """
+    is_path = isinstance(source, str | os.PathLike)
+    where = os.fspath(source) if is_path else "the state dict"
+    state = load_weights(source) if is_path else _unwrap(source, where)
+    layout = recognise(state)
+    if layout is None:
+        known = ", ".join(entry.name for entry in LAYOUTS)
+        raise WeftError(f"{where} has none of the layouts {known}; its first key is {next(iter(state))!r}.")
+    names = timm.list_models(module=layout.family)
+    if model.split(".")[0] not in names:
+        raise WeftError(
+            f"{where} holds {layout.name} weights; expected one of {', '.join(names)}, found model={model!r}."
+            + did_you_mean(model, names)
+        )
+    native = {key: value.float() if value.is_floating_point() else value for key, value in layout.to_native(state).items()}
+    args = {**layout.model_args, **_read_args(native, where)}
+    if num_classes not in (None, args["num_classes"]):
+        raise WeftError(f"{where} has {args['num_classes']} classes; expected {num_classes}.")
+    converted = timm.create_model(model, device="meta", **args)
+    difference = _first_difference(converted.state_dict(), native)
+    if difference:
+        fits = [n for n in names if not _first_difference(timm.create_model(n, device="meta", **args).state_dict(), native)]
+        hint = f" The weights fit {' or '.join(fits)}." if fits else ""
+        raise WeftError(f"{where} does not fit {model}: {difference}.{hint}")
+    converted.load_state_dict(native, assign=True)
+    return converted.eval()
+
+
+def _read_args(native: StateDict, where: str) -> dict[str, Any]:
+    """The constructor arguments that can be read off the weights."""
+    missing = {"head.weight", "head.bias"} - native.keys()
+    if missing:
+        raise WeftError(f"{where} has no classifier; expected {' and '.join(sorted(missing))}.")
+    args: dict[str, Any] = dict(num_classes=native["head.weight"].shape[0])
+    for first_conv in ("stages.0.embed.proj.weight", "stem.convs.0.conv.weight"):
+        if first_conv in native:
+            args["in_chans"] = native[first_conv].shape[1]
+    if "pos_embed.grid" in native and "proj.weight" in native:  # CeiT: one position every 16 pixels
+        height, width, _ = native["pos_embed.grid"].shape
+        args["img_size"] = (16 * height, 16 * width)
+    return args
+
+
+def _first_difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    for key, value in expected.items():
+        if key not in found:
+            return f"expected {key} {tuple(value.shape)}, which is missing"
+        if found[key].shape != value.shape:
+            return f"expected {key} {tuple(value.shape)}, found {tuple(found[key].shape)}"
+    extra = next((key for key in found if key not in expected), None)
+    return f"found {extra}, which the model does not have" if extra else ""

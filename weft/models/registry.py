@@ -1,0 +1,34 @@
+"""Weft's models by name: timm's functions, narrowed to our families and kinder to typing mistakes."""
+
+from fnmatch import fnmatch
+from typing import Any
+
+import timm
+from torch import nn
+
+import weft.models  # noqa: F401  registers the models
+from weft.errors import WeftError, did_you_mean
+
+FAMILIES = ("ceit", "cvt")
+
+
+def list_models(filter: str = "") -> list[str]:
+    """Names of Weft's models, sorted. `filter` is a pattern such as "cvt*", or part of a name."""
+    names = sorted(name for family in FAMILIES for name in timm.list_models(module=family))
+    pattern = filter if "*" in filter else f"*{filter}*"
+    return [name for name in names if fnmatch(name, pattern)]
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Creates a model: `timm.create_model` for Weft's names, with or without a tag, and for model folders.
+
+    Args:
+        name: such as "cvt_13" or "cvt_13.msft_in1k_384"; or "local-dir:FOLDER" for what `save_model` wrote.
+        pretrained: load the weights that the name stands for.
+        **kwargs: whatever timm takes (`num_classes`, `in_chans`, `features_only`, ...) and whatever the family takes;
+            `help(weft.models.cvt.CvT)` lists the switches.
+    """
+    bare = name.split(".")[0]
+    if ":" not in name and bare not in list_models():
+        raise WeftError(f"There is no model {name!r}; `weft models` lists them." + did_you_mean(bare, list_models()))
+    return timm.create_model(name, pretrained=pretrained, **kwargs)
