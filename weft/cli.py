@@ -1,13 +1,13 @@
 """The command `weft`. The only module that knows all the others, and it imports them only when a command runs."""
 
 import json
-import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
 from weft.errors import WeftError, did_you_mean
@@ -101,13 +101,12 @@ def _print_models(infos: "list[ModelInfo]") -> None:
 def main() -> None:
     """Entry point: bad input gets one line and exit code 2."""
     try:
-        app()
-    except WeftError as error:
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `weft models | head` ends quietly
+        app(exit_on_error=False, print_error=False)
+    except (WeftError, CycloptsError, OSError) as error:
         print(f"weft: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # `weft models | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -40,7 +40,7 @@ def _info(name: str) -> ModelInfo:
         parameters=count_parameters(model),
         macs=count_macs(model, (channels, size, size)),
         img_size=size,
-        paper=cfg.paper_ids,
+        paper=f"{type(model).__name__}, {cfg.paper_ids}",
         top1=FAMILIES[name.split("_")[0]].PUBLISHED_TOP1.get(name),
         hub=cfg.hf_hub_id,
         files=cfg.origin_url,

@@ -1,0 +1,20 @@
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """BatchNorm statistics and norm parameters as after training, so that leaving one out shows; eval mode."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+    return model.eval()

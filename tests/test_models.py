@@ -1,0 +1,393 @@
+"""The contract, for every family and every switch: sizes, features, heads, precision, layout, compile, export."""
+
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import pytest
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import weft
+from tests.conftest import randomise
+from tests.variants import CEIT, CVT, SWITCHES
+from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
+
+NANOS = ["cvt_nano", "ceit_nano"]
+every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
+every_nano = pytest.mark.parametrize("name", NANOS)
+
+
+def small(name: str, **args) -> nn.Module:
+    return randomise(timm.create_model(name, **{**(CVT if name == "cvt_nano" else CEIT), **args}))
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------
+
+
+@every_switch
+def test_any_height_and_width(name, args):
+    """Features have the promised width and stride at sizes that are neither square nor multiples of anything."""
+    model = randomise(timm.create_model(name, num_classes=5, **args))
+    for height, width in ((64, 64), (37, 90), (101, 16)):
+        picture = torch.randn(2, 3, height, width)
+        logits = model(picture)
+        assert logits.shape == (2, 5)
+        assert logits.isfinite().all()
+        maps = model.forward_intermediates(picture, intermediates_only=True)
+        assert len(maps) == len(model.feature_info)
+        for feature, info in zip(maps, model.feature_info, strict=True):
+            grid = [-(-side // info["reduction"]) for side in (height, width)]
+            assert feature.shape[:2] == (2, info["num_chs"])
+            # The 7x7 stride-4 embedding of CvT rounds down where a patch would be less than half full.
+            assert all(0 <= g - f <= 1 for g, f in zip(grid, feature.shape[2:], strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(9, 120), st.integers(9, 120), st.sampled_from(NANOS))
+def test_batch_does_not_matter(height, width, name):
+    """A picture gets the same logits alone and in a batch, at any size."""
+    model = small(name)
+    pictures = torch.randn(3, 3, height, width)
+    with torch.no_grad():
+        torch.testing.assert_close(model(pictures)[1:2], model(pictures[1:2]), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 8))
+def test_padding_loses_nothing(height, width, multiple):
+    x = torch.randn(1, height, width, 2)
+    padded = pad_to_multiple(x, multiple)
+    assert padded.shape[1] % multiple == padded.shape[2] % multiple == 0
+    assert padded.shape[1] - height < multiple
+    assert torch.equal(padded[:, :height, :width], x)
+    assert padded.sum().item() == pytest.approx(x.sum().item(), abs=1e-4)
+
+
+def test_positions_resize_as_in_deit():
+    """Against torch's own bicubic on the published (1, 1 + N, C) layout, square and not."""
+    grid = torch.randn(14, 14, 6, dtype=torch.float64)
+    expected = nn.functional.interpolate(grid.permute(2, 0, 1)[None], size=(24, 9), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(resize_grid(grid, 24, 9), expected[0].permute(1, 2, 0))
+    assert resize_grid(grid, 14, 14) is grid
+
+
+@every_nano
+def test_img_size_sets_the_positions(name):
+    model = timm.create_model(name, img_size=(48, 80), **({"pos_embed": "every"} if name == "cvt_nano" else {}))
+    grids = [p.shape[:2] for n, p in model.named_parameters() if n.endswith("pos_embed.grid")]
+    assert grids == ([(24, 40), (12, 20), (6, 10)] if name == "cvt_nano" else [(12, 20)])
+    tagged = timm.create_model("ceit_tiny.in1k_384", device="meta")
+    assert tagged.pos_embed.grid.shape == (24, 24, 192)
+
+
+@pytest.mark.parametrize("name", ["cvt_13", "ceit_tiny"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_stem_stride_keeps_the_weights(name, stride):
+    usual = timm.create_model(name, device="meta", img_size=32)
+    fine = timm.create_model(name, device="meta", img_size=32, stem_stride=stride)
+    shapes = [{k: v.shape for k, v in m.state_dict().items() if "pos_embed" not in k} for m in (usual, fine)]
+    assert shapes[0] == shapes[1]
+    reductions = [[info["reduction"] for info in m.feature_info] for m in (usual, fine)]
+    assert [r * stride // 4 for r in reductions[0]] == reductions[1]
+
+
+# Features and heads ---------------------------------------------------------------------------------------------
+
+
+@every_switch
+def test_features_only_is_forward_intermediates(name, args):
+    model = randomise(timm.create_model(name, **args))
+    features = timm.create_model(name, features_only=True, **args).eval()
+    features.model.load_state_dict(model.state_dict(), strict=False)
+    picture = torch.randn(1, 3, 50, 70)
+    indices = features.feature_info.out_indices
+    expected = model.forward_intermediates(picture, indices=list(indices), intermediates_only=True)
+    assert len(expected) >= 3
+    for got, want in zip(features(picture), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@every_nano
+def test_forward_is_head_of_features(name):
+    model = small(name)
+    picture = torch.randn(2, 3, 40, 56)
+    torch.testing.assert_close(model(picture), model.forward_head(model.forward_features(picture)))
+    final, maps = model.forward_intermediates(picture, norm=True)
+    torch.testing.assert_close(final, model.forward_features(picture))
+    tokens = maps[-1].flatten(2).transpose(1, 2)
+    torch.testing.assert_close(tokens, final[:, 1:])  # the last map, normalised, is what the head sees
+    _, nhwc = model.forward_intermediates(picture, norm=True, output_fmt="NHWC")
+    torch.testing.assert_close(nhwc[-1].permute(0, 3, 1, 2), maps[-1])
+
+
+@every_nano
+def test_stop_early_runs_less_and_changes_nothing(name):
+    model = small(name)
+    picture = torch.randn(1, 3, 48, 48)
+    model.register_module("norm", None)  # would fail if the end of the network were run
+    maps = model.forward_intermediates(picture, indices=[0, 1], intermediates_only=True)
+    last, same = model.forward_intermediates(picture, indices=[0, 1], stop_early=True)
+    torch.testing.assert_close(maps[1], same[1])
+    torch.testing.assert_close(last, maps[1])
+
+
+def test_ceit_features_are_honest():
+    """The stem at stride 4, the ends of the thirds of the encoder at stride 16."""
+    features = timm.create_model("ceit_tiny", features_only=True)
+    assert features.feature_info.reduction() == [4, 16, 16, 16]
+    assert features.feature_info.channels() == [64, 192, 192, 192]
+    assert features.feature_info.module_name() == ["stem", "blocks.3", "blocks.7", "blocks.11"]
+
+
+@pytest.mark.parametrize("name", ["cvt_nano", "ceit_nano"])
+def test_pooling(name):
+    """Every pooling is what its name says, over the map without the class token."""
+    model = small(name, num_classes=0, img_size=48)
+    picture = torch.randn(2, 3, 48, 48)
+    features = model.forward_features(picture)
+    expected = {
+        "token": features[:, 0],
+        "avg": features[:, 1:].mean(1),
+        "max": features[:, 1:].amax(1),
+        "avgmax": (features[:, 1:].mean(1) + features[:, 1:].amax(1)) / 2,
+        "": features,
+    }
+    for pool, want in expected.items():
+        model.reset_classifier(0, pool)
+        torch.testing.assert_close(model(picture), want)
+    without = small("cvt_nano", class_token=False, global_pool="avg", num_classes=0)
+    torch.testing.assert_close(without(picture), without.forward_features(picture).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", weft.list_models())
+def test_in_chans_and_classes(name):
+    model = timm.create_model(name, in_chans=5, num_classes=7, device="meta", dtype=torch.float64)
+    assert model(torch.empty(2, 5, 64, 64, device="meta", dtype=torch.float64)).shape == (2, 7)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    model.reset_classifier(3)
+    assert (model.get_classifier().out_features, model.head.weight.dtype) == (3, torch.float64)
+
+
+@pytest.mark.parametrize("name", timm.list_models(["cvt_*", "ceit_*"], include_tags=True))
+def test_configuration_of_every_tag(name):
+    """What timm's own test of configurations checks, also at the 384 pixels which that one leaves out."""
+    model = timm.create_model(name, device="meta")
+    cfg, state = model.pretrained_cfg, model.state_dict()
+    assert {f"{cfg['first_conv']}.weight", f"{cfg['classifier']}.weight"} <= state.keys()
+    picture = torch.empty(1, *cfg["input_size"], device="meta")
+    _, (*_, last) = model.forward_intermediates(picture)
+    assert last.shape[2:] == cfg["pool_size"]
+    assert model(picture).shape == (1, cfg["num_classes"])
+
+
+# Training -------------------------------------------------------------------------------------------------------
+
+
+@every_switch
+def test_gradient_checkpointing_changes_nothing(name, args):
+    model = timm.create_model(name, **args, drop_path_rate=0.5)
+    picture, gradients = torch.randn(4, 3, 32, 32), []
+    for enabled in (False, True):
+        model.set_grad_checkpointing(enabled)
+        assert model.grad_checkpointing == enabled
+        model.zero_grad()
+        torch.manual_seed(1)
+        model(picture).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_drop_path_takes_map_and_class_token_together():
+    drop = PairDropPath(0.5).train()
+    x, cls = drop((torch.ones(64, 3, 3, 2), torch.ones(64, 1, 2)))
+    kept = cls[:, 0, 0]
+    assert set(kept.tolist()) == {0.0, 2.0}
+    assert torch.equal(x[:, 0, 0, 0], kept)
+    assert torch.equal(x.amax((1, 2, 3)), x.amin((1, 2, 3)))
+    eval_x, _ = drop.eval()((torch.ones(2, 1, 1, 1), None))
+    assert torch.equal(eval_x, torch.ones(2, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("cvt_13", 13), ("ceit_tiny", 12)])
+def test_layer_decay(name, blocks):
+    """Learning rates grow from the stem over the blocks to the head, one step per block."""
+    model = timm.create_model(name, num_classes=3)
+    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5)
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    scales = {n: scale[id(p)] for n, p in model.named_parameters()}
+    assert len(set(scales.values())) == blocks + 2
+    stem = next(iter(n for n in scales if "embed.proj" in n or n.startswith("stem")))
+    assert min(scales.values()) == scales[stem] == 0.5 ** (blocks + 1)
+    assert scales["head.weight"] == 1.0
+    assert scales["norm.weight"] == max(s for n, s in scales.items() if "blocks" in n) == 0.5
+    coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True))
+    assert len(coarse) == (5 if name == "cvt_13" else blocks + 2)
+
+
+def test_weight_decay_is_the_papers():
+    """Positions and class tokens are spared; the layer embedding of LCA, a matrix, is not."""
+    model = timm.create_model("ceit_nano")
+    spared, decayed = param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
+    spared, decayed = ({id(p) for p in group["params"]} for group in (spared, decayed))
+    assert {id(model.cls_token), id(model.pos_embed.grid), id(model.pos_embed.cls)} <= spared
+    assert {id(model.lca.pos_layer_embed), id(model.head.weight)} <= decayed
+    cvt = timm.create_model("cvt_nano", pos_embed="every")
+    spared, _ = param_groups_weight_decay(cvt, 0.05, no_weight_decay_list=cvt.no_weight_decay())
+    spared = {id(p) for p in spared["params"]}
+    assert {id(cvt.stages[2].cls_token), id(cvt.stages[0].pos_embed.grid)} <= spared
+
+
+@every_switch
+def test_init_weights_fills_an_empty_model(name, args):
+    """After meta construction and to_empty, init_weights leaves nothing uninitialised."""
+    model = timm.create_model(name, device="meta", **args).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    model.init_weights()
+    for key, value in model.state_dict().items():
+        assert value.isfinite().all(), key
+        assert not (value == -1).all(), key
+
+
+@every_nano
+def test_learns(name):
+    """A few steps on one batch drive the loss down: gradients reach what they should."""
+    model = timm.create_model(name, num_classes=4, img_size=32, drop_path_rate=0.0)
+    pictures, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 4
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.cross_entropy(model(pictures), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+# Precision, layout, compilers -----------------------------------------------------------------------------------
+
+
+@every_nano
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(name, dtype):
+    model, picture = small(name), torch.randn(2, 3, 48, 40)
+    with torch.no_grad():
+        exact = model(picture)
+        with torch.autocast("cpu", dtype):
+            rough = model(picture)
+    assert rough.dtype == dtype
+    error = (rough.float() - exact).abs().max() / exact.abs().max()
+    assert error < {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
+
+
+@every_nano
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_norm_is_computed_in_float32(name, dtype):
+    """In a half-precision model, too: a LayerNorm's output is the float32 result, rounded once."""
+    norm = next(m for m in small(name).modules() if isinstance(m, nn.LayerNorm)).to(dtype)
+    x = (100 + torch.randn(5, norm.normalized_shape[0])).to(dtype)
+    exact = nn.functional.layer_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
+    torch.testing.assert_close(norm(x), exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that do nothing but move data."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_, torch.ops.aten._to_copy):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@every_switch
+def test_no_copy_between_attention_and_convolution(name, args):
+    """On a channels-last picture the whole forward pass moves no data; on another one it moves the picture once."""
+    model = randomise(timm.create_model(name, img_size=64, **args))
+    picture = torch.randn(2, 3, 64, 64)
+    for given, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
+        with torch.no_grad(), Copies() as copies:
+            model(given)
+        assert len(copies.seen) == allowed
+    for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
+        assert feature.is_contiguous()
+
+
+@every_switch
+def test_compiles_without_graph_breaks(name, args):
+    torch.compiler.reset()
+    model = randomise(timm.create_model(name, **args))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for size in ((64, 64), (40, 56)):
+            picture = torch.randn(2, 3, *size)
+            torch.testing.assert_close(compiled(picture), model(picture))
+
+
+@pytest.mark.slow
+@every_nano
+def test_compiles_with_inductor(name):
+    model, picture = small(name), torch.randn(2, 3, 64, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, fullgraph=True)(picture), model(picture), rtol=1e-4, atol=1e-5)
+
+
+@every_switch
+def test_exports_with_dynamic_batch_height_and_width(name, args):
+    """One exported graph serves every batch and size, the default size and odd ones alike."""
+    model = randomise(timm.create_model(name, **args))
+    batch, height, width = torch.export.Dim("batch"), torch.export.Dim("height", min=24), torch.export.Dim("width", min=24)
+    exported = torch.export.export(
+        model, (torch.randn(2, 3, 80, 72),), dynamic_shapes=({0: batch, 2: height, 3: width},)
+    ).module()
+    with torch.no_grad():
+        for shape in ((1, 3, 64, 64), (3, 3, 57, 101), (2, 3, 80, 72)):
+            picture = torch.randn(shape)
+            torch.testing.assert_close(exported(picture), model(picture), rtol=1e-4, atol=1e-5)
+
+
+# Wrong arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("cvt_13", dict(pos_embed="all"), "'none', 'first', 'last', 'every'"),
+        ("cvt_13", dict(embed="overlap"), "'conv', 'patch'"),
+        ("cvt_13", dict(projection=("conv", "max", "conv")), "'conv', 'avg', 'linear'"),
+        ("cvt_13", dict(projection=("conv", "avg")), "2 entries"),
+        ("cvt_13", dict(stride_kv=3), "1, 2"),
+        ("cvt_13", dict(stride_kv=(2, 2, (1, 2))), "2 entries"),
+        ("cvt_13", dict(mlp_ratio=(2.0, 4.0)), "2 entries"),
+        ("cvt_13", dict(act_layer="relu"), "'quick_gelu', 'gelu'"),
+        ("cvt_13", dict(stem_stride=3), "1, 2, 4"),
+        ("cvt_13", dict(class_token=False), "'avg', 'max', 'avgmax', ''"),
+        ("cvt_13", dict(global_pool="mean"), "'token', 'avg', 'max', 'avgmax', ''"),
+        ("ceit_tiny", dict(i2t_layers="k7s2"), "'k3s2+k3s2', 'k7s2+maxpool'"),
+        ("ceit_tiny", dict(leff_kernel=2), "0, 1, 3, 5"),
+        ("ceit_tiny", dict(leff_kernel=True), "0, 1, 3, 5"),
+        ("ceit_tiny", dict(stem_stride=8), "1, 2, 4"),
+    ],
+)
+def test_wrong_values_say_which_exist(name, args, message):
+    with pytest.raises(weft.WeftError) as error:
+        timm.create_model(name, device="meta", **args)
+    assert message in str(error.value)
+    assert next(iter(args)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(weft.WeftError, match="cvt_13"):
+        weft.create_model("cvt13")
+    assert weft.list_models("ceit*") == ["ceit_base", "ceit_nano", "ceit_small", "ceit_tiny"]
+    assert weft.list_models("nano") == ["ceit_nano", "cvt_nano"]
+    assert weft.create_model("cvt_nano", num_classes=2).num_classes == 2

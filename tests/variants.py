@@ -1,0 +1,34 @@
+"""Every switch of every family at a size that a test can afford: `id: (model, constructor arguments)`."""
+
+CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
+CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
+
+SWITCHES = {
+    "cvt": ("cvt_nano", CVT),
+    "cvt-no-class-token": ("cvt_nano", dict(**CVT, class_token=False, global_pool="avg")),
+    **{f"cvt-pos-{where}": ("cvt_nano", dict(**CVT, pos_embed=where)) for where in ("first", "last", "every")},
+    "cvt-patch": ("cvt_nano", dict(**CVT, embed="patch")),
+    **{f"cvt-{kind}": ("cvt_nano", dict(**CVT, projection=kind)) for kind in ("avg", "linear")},
+    "cvt-mixed-projections": ("cvt_nano", dict(**CVT, projection=("conv", "avg", "linear"))),
+    "cvt-kv-stride-1": ("cvt_nano", dict(**CVT, stride_kv=1)),
+    "cvt-per-block": ("cvt_nano", dict(**CVT, stride_kv=(2, (1, 2), (2, 1)), mlp_ratio=(4.0, (2.0, 4.0), 2.0))),
+    "cvt-gelu": ("cvt_nano", dict(**CVT, act_layer="gelu")),
+    **{f"cvt-stem-{stride}": ("cvt_nano", dict(**CVT, stem_stride=stride)) for stride in (1, 2, 4)},
+    "ceit": ("ceit_nano", CEIT),
+    **{
+        f"ceit-i2t-{layers}": ("ceit_nano", dict(**CEIT, i2t_layers=layers, i2t_norm=False, stem_stride=4))
+        for layers in ("none", "k7s4", "k5s4", "k3s2+k3s2", "k7s2+maxpool")
+    },
+    **{
+        f"ceit-leff-{kernel}-{'bn' if norm else 'plain'}": (
+            "ceit_nano",
+            dict(**CEIT, leff_kernel=kernel, leff_norm=norm),
+        )
+        for kernel in (0, 1, 3, 5)
+        for norm in (True, False)
+    },
+    "ceit-final-gelu": ("ceit_nano", dict(**CEIT, leff_final_act=True)),
+    "ceit-no-lca": ("ceit_nano", dict(**CEIT, lca=False)),
+    "ceit-avg": ("ceit_nano", dict(**CEIT, global_pool="avg")),
+    **{f"ceit-stem-{stride}": ("ceit_nano", dict(**CEIT, stem_stride=stride)) for stride in (1, 2, 4)},
+}
