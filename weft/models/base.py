@@ -12,7 +12,7 @@ from timm.layers import get_device_dtype, global_pool_nlc, trunc_normal_
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from weft.errors import check_choice
+from weft.errors import WeftError, check_choice
 from weft.models._timm import feature_take_indices
 from weft.models.convert import filter_published
 from weft.models.layers import to_nchw
@@ -66,8 +66,9 @@ class HybridModel(nn.Module):
         self.head = _classifier(num_features, num_classes, device, dtype)
 
     def _set_global_pool(self, global_pool: str) -> None:
-        pools = ("token", "avg", "max", "avgmax", "") if self.num_prefix_tokens else ("avg", "max", "avgmax", "")
-        check_choice("global_pool", global_pool, pools)
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise WeftError("global_pool='token' needs class_token=True; without it choose from 'avg', 'max', 'avgmax', ''.")
+        check_choice("global_pool", global_pool, ("token", "avg", "max", "avgmax", ""))
         self.global_pool = global_pool
 
     # Initialisation ---------------------------------------------------------------------------------------------

@@ -289,7 +289,10 @@ class CeiT(HybridModel):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return dict(stem=r"^(stem|proj|cls_token|pos_embed)", blocks=[(r"^blocks\.(\d+)", None), (r"^(lca|norm)", (99999,))])
+        return dict(
+            stem=r"^(?:stem|proj|cls_token|pos_embed)",
+            blocks=[(r"^blocks\.(\d+)", None), (r"^(?:lca|norm)", (99999,))],
+        )
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

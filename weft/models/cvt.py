@@ -77,7 +77,10 @@ class ConvEmbed(nn.Module):
 
 
 class AvgProjection(nn.Module):
-    """The "avg" of the released code in place of a convolution: (B, H, W, C) -> (B, h, w, C)."""
+    """The "avg" of the released code in place of a convolution: (B, H, W, C) -> (B, h, w, C).
+
+    Its `ceil_mode` keeps torch.export from making height and width dynamic.
+    """
 
     def __init__(self, stride: int):
         super().__init__()
@@ -336,7 +339,7 @@ class CvT(HybridModel):
             (r"^stages\.(\d+)", (0,)),  # the embedding of a later stage goes with its first block
             (r"^norm", (99999,)),
         ]
-        return dict(stem=r"^stages\.0\.(embed|pos_embed)", blocks=r"^stages\.(\d+)" if coarse else blocks)
+        return dict(stem=r"^stages\.0\.(?:embed|pos_embed)", blocks=r"^stages\.(\d+)" if coarse else blocks)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

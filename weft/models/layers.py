@@ -67,7 +67,8 @@ def _graph_is_for_one_size() -> bool:
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Zeros at the bottom and right of a (B, H, W, C) map until `multiple` divides both sides."""
     _, height, width, _ = x.shape
-    bottom, right = (multiple - height % multiple) % multiple, (multiple - width % multiple) % multiple
+    bottom = ((height - 1) // multiple + 1) * multiple - height  # in this form torch.export can tell it is positive
+    right = ((width - 1) // multiple + 1) * multiple - width
     if _graph_is_for_one_size() and bottom == 0 and right == 0:
         return x
     return F.pad(x, (0, 0, 0, right, 0, bottom))

@@ -1,0 +1,54 @@
+"""`weft.fuse`: the same outputs without a single BatchNorm, for every model and switch."""
+
+import pytest
+import timm
+import torch
+from timm.layers import QuickGELU
+from torch import nn
+
+import weft
+from tests.conftest import randomise
+from tests.variants import SWITCHES
+
+
+@pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
+def test_every_switch(name, args):
+    check(randomise(timm.create_model(name, **args)), torch.randn(2, 3, 57, 70))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cvt_nano", "cvt_13", "cvt_13_nas", "ceit_nano", "ceit_tiny", "ceit_small"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("cvt_21", "cvt_w24", "ceit_base")],
+)
+def test_every_model(name):
+    check(randomise(timm.create_model(name)), torch.randn(1, 3, 112, 96))
+
+
+def check(model: nn.Module, picture: torch.Tensor) -> None:
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    fused = weft.fuse(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(picture), model(picture), rtol=0, atol=1e-5)
+        for got, want in zip(
+            fused.forward_intermediates(picture, intermediates_only=True),
+            model.forward_intermediates(picture, intermediates_only=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(m, nn.BatchNorm2d | QuickGELU) for m in fused.modules())
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), f"fuse changed the original: {key}"
+
+
+def test_fused_leaves_eval_and_accepts_wrapped_models():
+    """A model in training mode is fused as if it were in eval mode; a features_only wrapper fuses, too."""
+    model = randomise(timm.create_model("cvt_nano")).train()
+    fused = weft.fuse(model)
+    assert model.training
+    assert not fused.training
+    features = randomise(timm.create_model("ceit_nano", features_only=True))
+    picture = torch.randn(1, 3, 40, 40)
+    with torch.no_grad():
+        for got, want in zip(weft.fuse(features)(picture), features(picture), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
