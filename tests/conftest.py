@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one process per core; more threads would only wait for each other
 

@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
+import weft
 from timm.layers import QuickGELU
 from torch import nn
 
-import weft
 from tests.conftest import randomise
 from tests.variants import SWITCHES
 

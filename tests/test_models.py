@@ -1,23 +1,32 @@
 """The contract, for every family and every switch: sizes, features, heads, precision, layout, compile, export."""
 
+import pytest
 import timm
 import torch
+import weft
 from hypothesis import given, settings
 from hypothesis import strategies as st
-import pytest
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
 
-import weft
 from tests.conftest import randomise
 from tests.variants import CEIT, CVT, SWITCHES
-from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
 
 NANOS = ["cvt_nano", "ceit_nano"]
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
 # Compilers take seconds each: a selection that covers every kind of module, and all of them in `make test-all`.
-QUICK = {"cvt", "cvt-patch", "cvt-pos-every", "cvt-no-class-token", "ceit", "ceit-i2t-none", "ceit-leff-0-bn", "ceit-no-lca"}
+QUICK = {
+    "cvt",
+    "cvt-patch",
+    "cvt-pos-every",
+    "cvt-no-class-token",
+    "ceit",
+    "ceit-i2t-none",
+    "ceit-leff-0-bn",
+    "ceit-no-lca",
+}
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),
     [pytest.param(*s, id=key, marks=() if key in QUICK else pytest.mark.slow) for key, s in SWITCHES.items()],
@@ -319,9 +328,9 @@ def test_no_copy_between_attention_and_convolution(name, args):
     """On a channels-last picture the whole forward pass moves no data; on another one it moves the picture once."""
     model = randomise(timm.create_model(name, img_size=64, **args))
     picture = torch.randn(2, 3, 64, 64)
-    for given, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
+    for layout, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
         with torch.no_grad(), Copies() as copies:
-            model(given)
+            model(layout)
         assert len(copies.seen) == allowed
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()

@@ -3,11 +3,11 @@
 import pytest
 import timm
 import torch
-
 import weft
+from weft.models.convert import _official_ceit
+
 from tests.conftest import randomise
 from tests.published import OfficialCeiT, hugging_face_cvt
-from weft.models.convert import _official_ceit
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def test_cvt_gradients_equal_transformers():
     theirs_renamed = weft.models.convert.filter_published(gradients[0], ours)
     assert theirs_renamed.keys() == gradients[1].keys()
     for name, gradient in gradients[1].items():
-        torch.testing.assert_close(gradient, theirs_renamed[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, theirs_renamed[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize(("name", "dim", "heads", "size"), [("ceit_tiny", 192, 3, 224), ("ceit_small", 384, 6, 96)])
@@ -71,7 +73,14 @@ def test_ceit_equals_the_released_network(name, dim, heads, size):
 def test_ceit_gradients_equal_the_released_network():
     theirs = OfficialCeiT(32, 2, depth=3, img_size=48, classes=5).double().train()
     ours = timm.create_model(
-        "ceit_tiny", embed_dim=32, num_heads=2, depth=3, img_size=48, num_classes=5, drop_path_rate=0, dtype=torch.float64
+        "ceit_tiny",
+        embed_dim=32,
+        num_heads=2,
+        depth=3,
+        img_size=48,
+        num_classes=5,
+        drop_path_rate=0,
+        dtype=torch.float64,
     ).train()
     ours.load_state_dict(_official_ceit(theirs.state_dict()))
     picture = torch.randn(3, 3, 48, 48, dtype=torch.float64)
@@ -79,7 +88,9 @@ def test_ceit_gradients_equal_the_released_network():
         model(picture).square().sum().backward()
     expected = _official_ceit({name: p.grad for name, p in theirs.named_parameters()})
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            parameter.grad, expected[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_ceit_without_its_convolutions_is_deit():

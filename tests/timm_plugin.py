@@ -7,7 +7,6 @@ WEFT_TIMM_MODELS (space-separated) or all of them.
 import os
 
 import timm
-
 import weft
 
 MODELS = os.environ.get("WEFT_TIMM_MODELS", "").split() or weft.list_models()

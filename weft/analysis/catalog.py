@@ -32,16 +32,16 @@ def describe(name: str) -> list[ModelInfo]:
 
 
 def _info(name: str) -> ModelInfo:
-    cfg = timm.get_pretrained_cfg(name)
-    channels, size, _ = cfg.input_size
     model = timm.create_model(name, device="meta")
+    cfg = model.pretrained_cfg
+    channels, size, _ = cfg["input_size"]
     return ModelInfo(
         name=name,
         parameters=count_parameters(model),
         macs=count_macs(model, (channels, size, size)),
         img_size=size,
-        paper=f"{type(model).__name__}, {cfg.paper_ids}",
+        paper=f"{type(model).__name__}, {cfg['paper_ids']}",
         top1=FAMILIES[name.split("_")[0]].PUBLISHED_TOP1.get(name),
-        hub=cfg.hf_hub_id,
-        files=cfg.origin_url,
+        hub=cfg.get("hf_hub_id"),
+        files=cfg.get("origin_url"),
     )

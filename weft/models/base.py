@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.errors import WeftError, check_choice
 from weft.models._timm import feature_take_indices
 from weft.models.convert import filter_published
-from weft.models.layers import to_nchw
+from weft.models.layers import join, to_nchw
 
 OUTPUT_FORMATS = ("NCHW", "NHWC")
 
@@ -67,21 +67,23 @@ class HybridModel(nn.Module):
 
     def _set_global_pool(self, global_pool: str) -> None:
         if global_pool == "token" and not self.num_prefix_tokens:
-            raise WeftError("global_pool='token' needs class_token=True; without it choose from 'avg', 'max', 'avgmax', ''.")
+            raise WeftError(
+                "global_pool='token' needs class_token=True; without it choose from 'avg', 'max', 'avgmax', ''."
+            )
         check_choice("global_pool", global_pool, ("token", "avg", "max", "avgmax", ""))
         self.global_pool = global_pool
 
     # Initialisation ---------------------------------------------------------------------------------------------
 
-    @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
         """Linear layers truncated-normal 0.02 with zero bias; everything else as torch and the layers reset it.
 
         `needs_reset=False` is for a constructor, whose layers have just reset themselves.
         """
         for module in self.modules():
-            if needs_reset and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            reset: Any = getattr(module, "reset_parameters", None)
+            if needs_reset and reset is not None:
+                reset()
             if type(module) is nn.Linear:
                 self._init_linear(module)
 
@@ -93,9 +95,7 @@ class HybridModel(nn.Module):
 
     def forward_final_norm(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
         """(B, 1 + H*W, C) tokens where there is a class token, else a (B, C, H, W) map."""
-        if cls is None:
-            return to_nchw(self.norm(x))
-        return self.norm(torch.cat([cls, x.flatten(1, 2)], dim=1))
+        return to_nchw(self.norm(x)) if cls is None else self.norm(join(cls, x))
 
     def forward_features(self, x: Tensor) -> Tensor:
         x, cls, _ = self.forward_trunk(x)
@@ -166,11 +166,9 @@ class HybridModel(nn.Module):
             self.reset_classifier(0, "")
         return take
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head
 
-    @torch.jit.ignore
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for `num_classes` (0: none). `global_pool=""` also leaves the features unpooled."""
         if global_pool is not None:
@@ -180,19 +178,16 @@ class HybridModel(nn.Module):
         if isinstance(self.head, nn.Linear):
             self._init_linear(self.head)
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping their activations."""
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
-                module.grad_checkpointing = enable
+                setattr(module, "grad_checkpointing", enable)  # noqa: B010  a Module's attributes have no type
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameter names to layers, from the picture to the head, for layer-wise learning rates."""
         raise NotImplementedError
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         raise NotImplementedError
 
@@ -215,7 +210,9 @@ def build(
 
     The picture size is that of the pretrained configuration: "ceit_tiny.in1k_384" has the positions of 384 pixels.
     """
-    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), dict(kwargs.get("pretrained_cfg_overlay") or {}))
+    cfg = resolve_pretrained_cfg(
+        variant, kwargs.get("pretrained_cfg"), dict(kwargs.get("pretrained_cfg_overlay") or {})
+    )
     defaults = dict(img_size=cfg.input_size[1:], **defaults)
     model = build_model_with_cfg(
         model_cls,

@@ -22,7 +22,7 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, Mlp, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from weft.models.layers import (
     LinearNorm,
     PairDropPath,
     PositionEmbedding,
-    ceil_div,
+    grid_size,
     image_to_map,
     join,
     pad_to_multiple,
@@ -152,7 +152,7 @@ class LCA(nn.Module):
         nn.init.zeros_(self.pos_layer_embed)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, depth, dim = x.shape
+        batch, depth, _ = x.shape
         x = x + self.pos_layer_embed
         z = self.norm1(x)
         q = self.q(z[:, -1:]).view(batch, 1, self.num_heads, -1).transpose(1, 2)  # (B, heads, 1, C / heads)
@@ -214,8 +214,9 @@ class CeiT(HybridModel):
         check_choice("i2t_layers", i2t_layers, I2T_LAYERS)
         check_choice("leff_kernel", leff_kernel, LEFF_KERNELS)
         reduction = PATCH * stem_stride
-        grid_size = tuple(ceil_div(side, reduction) for side in to_2tuple(img_size))
+        grid = grid_size(img_size, reduction)
         hidden = int(embed_dim * mlp_ratio)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
 
         self.in_chans, self.depth = in_chans, depth
         self.stem = None
@@ -228,7 +229,7 @@ class CeiT(HybridModel):
             in_chans if self.stem is None else i2t_channels, embed_dim, self.patch, stride=self.patch, **dd
         )
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
-        self.pos_embed = PositionEmbedding(grid_size, embed_dim, class_token=True, **dd)
+        self.pos_embed = PositionEmbedding(grid, embed_dim, class_token=True, **dd)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.blocks = nn.ModuleList(
             Block(
@@ -240,11 +241,9 @@ class CeiT(HybridModel):
                 drop_path,
                 **dd,
             )
-            for drop_path in calculate_drop_path_rates(drop_path_rate, depth)
+            for drop_path in drop_paths
         )
-        self.feature_info += [
-            dict(num_chs=embed_dim, reduction=reduction, module=f"blocks.{i}") for i in range(depth)
-        ]
+        self.feature_info += [dict(num_chs=embed_dim, reduction=reduction, module=f"blocks.{i}") for i in range(depth)]
         self.lca = LCA(embed_dim, depth, num_heads, hidden, **dd) if lca else None
         norm = nn.LayerNorm(embed_dim, eps=LN_EPS, **dd)
         self.make_head(embed_dim, num_classes, global_pool, True, drop_rate, norm, **dd)
@@ -287,14 +286,12 @@ class CeiT(HybridModel):
     def prune_levels(self, last: int) -> None:
         self.blocks = self.blocks[: last + 1 if self.stem is None else last]
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return dict(
             stem=r"^(?:stem|proj|cls_token|pos_embed)",
             blocks=[(r"^blocks\.(\d+)", None), (r"^(?:lca|norm)", (99999,))],
         )
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {"cls_token", "pos_embed.*"}
 
@@ -302,9 +299,7 @@ class CeiT(HybridModel):
 # Variants -------------------------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "ceit_nano": dict(
-        embed_dim=96, depth=9, num_heads=3, i2t_channels=32, stem_stride=1, drop_path_rate=0.1
-    ),
+    "ceit_nano": dict(embed_dim=96, depth=9, num_heads=3, i2t_channels=32, stem_stride=1, drop_path_rate=0.1),
     "ceit_tiny": dict(embed_dim=192, depth=12, num_heads=3, drop_path_rate=0.1),
     "ceit_small": dict(embed_dim=384, depth=12, num_heads=6, drop_path_rate=0.1),
     "ceit_base": dict(embed_dim=768, depth=12, num_heads=12, drop_path_rate=0.1),

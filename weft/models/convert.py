@@ -104,7 +104,9 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
     if positions is not None:
         side = math.isqrt(positions.shape[1] - 1)
         if side * side != positions.shape[1] - 1:
-            raise WeftError(f"pos_embed has {positions.shape[1] - 1} positions, which is no square; CeiT files are square.")
+            raise WeftError(
+                f"pos_embed has {positions.shape[1] - 1} positions, which is no square; CeiT files are square."
+            )
         state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
     return state
 
@@ -217,14 +219,18 @@ def convert(
             f"{where} holds {layout.name} weights; expected one of {', '.join(names)}, found model={model!r}."
             + did_you_mean(model, names)
         )
-    native = {key: value.float() if value.is_floating_point() else value for key, value in layout.to_native(state).items()}
+    native = {
+        key: value.float() if value.is_floating_point() else value for key, value in layout.to_native(state).items()
+    }
     args = {**layout.model_args, **_read_args(native, where)}
     if num_classes not in (None, args["num_classes"]):
         raise WeftError(f"{where} has {args['num_classes']} classes; expected {num_classes}.")
     converted = timm.create_model(model, device="meta", **args)
     difference = _first_difference(converted.state_dict(), native)
     if difference:
-        fits = [n for n in names if not _first_difference(timm.create_model(n, device="meta", **args).state_dict(), native)]
+        fits = [
+            n for n in names if not _first_difference(timm.create_model(n, device="meta", **args).state_dict(), native)
+        ]
         hint = f" The weights fit {' or '.join(fits)}." if fits else ""
         raise WeftError(f"{where} does not fit {model}: {difference}.{hint}")
     converted.load_state_dict(native, assign=True)

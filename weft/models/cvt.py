@@ -18,11 +18,12 @@ CvT-13-NAS was never released; `cvt_13_nas` is the reading of its one sentence t
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, QuickGELU, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.layers import Mlp, QuickGELU, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from weft.models.layers import (
     PairDropPath,
     PositionEmbedding,
     add,
-    ceil_div,
+    grid_size,
     image_to_map,
     join,
     pad_to_multiple,
@@ -267,7 +268,7 @@ class CvT(HybridModel):
         strides_kv = per_block("stride_kv", stride_kv, depths)
         mlp_ratios = per_block("mlp_ratio", mlp_ratio, depths)
         projections = per_stage("projection", projection, len(depths))
-        for value in sum(strides_kv, []):
+        for value in chain.from_iterable(strides_kv):
             check_choice("stride_kv", value, KV_STRIDES)
         for value in projections:
             check_choice("projection", value, PROJECTIONS)
@@ -280,7 +281,7 @@ class CvT(HybridModel):
         for i, dim in enumerate(embed_dims):
             stride = stem_stride if i == 0 else 2
             reduction *= stride
-            grid = tuple(ceil_div(side, reduction) for side in to_2tuple(img_size))
+            grid = grid_size(img_size, reduction)
             has_class_token = class_token and i == 2
             blocks = [
                 Block(
@@ -332,7 +333,6 @@ class CvT(HybridModel):
     def prune_levels(self, last: int) -> None:
         self.stages = self.stages[: last + 1]
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         blocks = [
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -341,7 +341,6 @@ class CvT(HybridModel):
         ]
         return dict(stem=r"^stages\.0\.(?:embed|pos_embed)", blocks=r"^stages\.(\d+)" if coarse else blocks)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {"*.cls_token", "*.pos_embed.*"}
 
@@ -349,7 +348,9 @@ class CvT(HybridModel):
 def per_stage(name: str, value: Any, stages: int) -> list[Any]:
     values = list(value) if isinstance(value, list | tuple) else [value] * stages
     if len(values) != stages:
-        raise WeftError(f"{name}={value!r} has {len(values)} entries; give one value, or one for each of {stages} stages.")
+        raise WeftError(
+            f"{name}={value!r} has {len(values)} entries; give one value, or one for each of {stages} stages."
+        )
     return values
 
 

@@ -43,7 +43,7 @@ def _save_config(model: Any, path: Path) -> None:
     cfg["input_size"] = (model.in_chans, height, width)
     if model.in_chans != 3:
         cfg["first_conv"] = None  # else timm adapts the weights from 3 channels, which they do not have
-    save_config_for_hf(shell, path, model_args=model.model_args)
+    save_config_for_hf(shell, path, model_args=model.model_args)  # type: ignore[arg-type]  it wants a Path
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

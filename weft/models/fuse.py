@@ -36,7 +36,7 @@ def fuse(model: ModelT) -> ModelT:
 
 @torch.no_grad()
 def _fold_quick_gelu(mlp: Mlp, slope: float = 1.702) -> None:
-    mlp.fc1.weight *= slope
-    mlp.fc1.bias *= slope
-    mlp.fc2.weight /= slope
+    for parameter in mlp.fc1.parameters():
+        parameter.mul_(slope)
+    mlp.fc2.weight.div_(slope)
     mlp.act = nn.SiLU(inplace=True)

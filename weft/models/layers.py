@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
+    """Rows and columns of the map that a picture of `img_size` has at stride `reduction`."""
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return -(-height // reduction), -(-width // reduction)
 
 
 def image_to_map(image: Tensor) -> Tensor:
@@ -110,7 +112,6 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return to_nhwc(self.bn(self.conv(to_nchw(x))))
 
-    @torch.jit.ignore
     def fuse(self) -> None:
         if isinstance(self.bn, nn.BatchNorm2d):
             self.conv, self.bn = fuse_conv_bn_eval(self.conv, self.bn), nn.Identity()
@@ -138,7 +139,6 @@ class LinearNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return to_nhwc(self.bn(to_nchw(self.linear(x))))
 
-    @torch.jit.ignore
     def fuse(self) -> None:
         if isinstance(self.bn, nn.BatchNorm2d):
             self.linear, self.bn = fuse_linear_bn_eval(self.linear, self.bn), nn.Identity()

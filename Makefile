@@ -1,0 +1,43 @@
+# Everything starts from a bare machine with Python 3.11 or newer: each target makes .venv where it is missing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+JOBS ?= auto
+
+.PHONY: help demo test test-all lint timm-tests bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(INSTALLED) ## train cvt_nano on embedded pictures inside a plain timm pipeline (about two minutes)
+	$(BIN)/python examples/fashion.py
+
+test: lint timm-tests ## lint, types and tests (about four minutes on two cores)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(INSTALLED) ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
+	@$(BIN)/python tests/fetch_timm_tests.py
+
+bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
+	$(BIN)/python benchmarks/cpu_inference.py
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache build *.egg-info
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Weft needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,117 @@
+"""The command: quick to answer, one line for a mistake, tables for people and JSON for machines."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from tests.conftest import randomise
+from tests.published import hugging_face_cvt
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "weft", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["convert", "--help"], ["--version"]])
+def test_help_is_quick(args):
+    """Under half a second, and without torch, which is what makes it so."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = run(*args)
+        times.append(time.perf_counter() - start)
+    assert done.returncode == 0
+    assert min(times) < 0.5
+    probe = run(
+        code=f"import sys; sys.argv[1:] = {args!r}\nfrom weft.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'timm' not in sys.modules"
+    )
+    assert probe.returncode == 0, probe.stderr
+
+
+@pytest.mark.parametrize(
+    "imports", ["import weft, timm", "import timm, weft", "import weft; from timm.models import create_model"]
+)
+def test_import_registers_with_timm_in_any_order(imports):
+    done = run(code=f"{imports}\nimport timm\nprint(timm.create_model('cvt_nano', num_classes=7).num_classes)")
+    assert done.stdout.strip() == "7", done.stderr
+
+
+def test_import_alone_is_cheap():
+    assert run(code="import weft, sys; assert 'torch' not in sys.modules").returncode == 0
+
+
+def test_models_json():
+    rows = json.loads(run("models", "nano", "--json").stdout)
+    assert [row["name"] for row in rows] == ["ceit_nano", "cvt_nano"]
+    rows = {row["name"]: row for row in json.loads(run("models", "cvt_13", "--json").stdout)}
+    assert rows["cvt_13.msft_in1k"] == {
+        "name": "cvt_13.msft_in1k",
+        "parameters": 19_997_480,
+        "macs": 4_566_089_216,
+        "img_size": 224,
+        "paper": "CvT, arXiv:2103.15808",
+        "top1": 81.6,
+        "hub": "microsoft/cvt-13",
+        "files": None,
+    }
+    assert rows["cvt_13.msft_in1k_384"]["macs"] == pytest.approx(16.269e9, rel=1e-3)
+    assert rows["cvt_13_nas"]["hub"] is None
+
+
+def test_models_table():
+    done = run("models", "ceit_tiny*")
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["model", "parameters", "MACs", "pixels", "top-1", "paper", "weights"]
+    assert len(rows) == 2
+    assert rows[0].startswith("ceit_tiny.in1k ")
+    assert "6.4 M" in rows[0]
+    assert "1.40 G" in rows[0]
+    assert "76.4" in rows[0]
+    assert "weft convert" in rows[0]
+    assert "\x1b" not in done.stdout  # plain when piped
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["models", "ciet_tiny"], ["ciet_tiny", "Did you mean 'ceit_tiny'"]),
+        (["modles"], ["modles", "models"]),
+        (["models", "--jsno"], ["--jsno"]),
+        (["convert", "nowhere.pth", "--model", "cvt_13", "--out", "x"], ["nowhere.pth", "does not exist"]),
+        (["convert", "nowhere.pth", "--out", "x"], ["--model"]),
+        (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "tests"], ["tests", "choose another place"]),
+        (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "x"], ["pyproject.toml", "no checkpoint"]),
+    ],
+)
+def test_mistakes_get_one_line(args, words):
+    done = run(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("weft: ")
+    assert all(word in lines[0] for word in words)
+    assert not (ROOT / "x").exists()
+
+
+def test_convert_writes_a_folder_that_timm_opens(tmp_path):
+    theirs = randomise(hugging_face_cvt())
+    theirs.save_pretrained(tmp_path / "hf")
+    out = tmp_path / "weft model"
+    done = run("convert", str(tmp_path / "hf"), "--model", "cvt_13", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert str(out) in done.stdout
+    opened = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    picture = torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(opened(picture), theirs(picture).logits, rtol=0, atol=1e-5)
