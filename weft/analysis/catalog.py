@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import timm
 
@@ -33,7 +34,7 @@ def describe(name: str) -> list[ModelInfo]:
 
 def _info(name: str) -> ModelInfo:
     model = timm.create_model(name, device="meta")
-    cfg = model.pretrained_cfg
+    cfg: Any = model.pretrained_cfg
     channels, size, _ = cfg["input_size"]
     return ModelInfo(
         name=name,
