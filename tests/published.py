@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CvtConfig, CvtForImageClassification
+
 from weft.models.convert import HUGGING_FACE_CVT, _rename
 
 

@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-import weft
 from timm.models import _hub
 
+import weft
 from tests.conftest import randomise
 from tests.published import OfficialCeiT, hugging_face_cvt, official_cvt_keys
 

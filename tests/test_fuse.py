@@ -3,10 +3,10 @@
 import pytest
 import timm
 import torch
-import weft
 from timm.layers import QuickGELU
 from torch import nn
 
+import weft
 from tests.conftest import randomise
 from tests.variants import SWITCHES
 
@@ -30,6 +30,9 @@ def check(model: nn.Module, picture: torch.Tensor) -> None:
     fused = weft.fuse(model)
     with torch.no_grad():
         torch.testing.assert_close(fused(picture), model(picture), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            fused.forward_features(picture), model.forward_features(picture), rtol=1e-4, atol=1e-4
+        )
         for got, want in zip(
             fused.forward_intermediates(picture, intermediates_only=True),
             model.forward_intermediates(picture, intermediates_only=True),

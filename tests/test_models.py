@@ -3,16 +3,16 @@
 import pytest
 import timm
 import torch
-import weft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
 
+import weft
 from tests.conftest import randomise
 from tests.variants import CEIT, CVT, SWITCHES
+from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
 
 NANOS = ["cvt_nano", "ceit_nano"]
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+
 import weft
 from weft.analysis.cost import count_macs, count_parameters
 

@@ -3,11 +3,11 @@
 import pytest
 import timm
 import torch
-import weft
-from weft.models.convert import _official_ceit
 
+import weft
 from tests.conftest import randomise
 from tests.published import OfficialCeiT, hugging_face_cvt
+from weft.models.convert import _official_ceit
 
 
 @pytest.fixture(scope="module")

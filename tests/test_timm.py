@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import timm
+
 import weft
 
 ROOT = Path(__file__).parents[1]

@@ -60,6 +60,7 @@ class HybridModel(nn.Module):
         self.num_classes = num_classes
         self.num_prefix_tokens = 1 if class_token else 0
         self.grad_checkpointing = False
+        self.fused = False  # set by weft.fuse: this copy is for inference
         self._set_global_pool(global_pool)
         self.norm = norm
         self.head_drop = nn.Dropout(drop_rate)

@@ -39,6 +39,7 @@ from weft.models.layers import (
     join,
     pad_to_multiple,
     part,
+    present,
     to_nchw,
     to_nhwc,
 )
@@ -134,8 +135,9 @@ class Attention(nn.Module):
         batch, length, dim = x.shape
         return x.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, heads, N, C / heads)
 
-    def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
-        q = self.proj_q(join(cls, self.conv_proj_q(x)))  # (B, [1 +] H*W, C)
+    def forward(self, x: Tensor, cls: Optional[Tensor], token_only: bool = False) -> Tensor:
+        q = present(cls) if token_only else join(cls, self.conv_proj_q(x))
+        q = self.proj_q(q)  # (B, [1 +] H*W, C), or (B, 1, C) where only the class token is wanted
         k = self.proj_k(join(cls, self.conv_proj_k(x)))  # (B, [1 +] h*w, C)
         v = self.proj_v(join(cls, self.conv_proj_v(x)))  # (B, [1 +] h*w, C)
         dropout = self.attn_drop if self.training else 0.0
@@ -168,7 +170,12 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop, **dd)
         self.drop_path = PairDropPath(drop_path)
 
-    def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+    def forward(self, x: Tensor, cls: Optional[Tensor], token_only: bool = False) -> tuple[Tensor, Optional[Tensor]]:
+        """`token_only`, for inference, returns the map as it came and computes only what the class token becomes."""
+        if token_only:
+            cls = present(cls)
+            cls = cls + self.attn(self.norm1(x), self.norm1(cls), token_only)
+            return x, cls + self.mlp(self.norm2(cls))
         y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
         y_map, y_cls = self.drop_path(part(y, x, cls))
         x, cls = x + y_map, add(cls, y_cls)
@@ -201,7 +208,8 @@ class Stage(nn.Module):
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def forward(self, x: Tensor, token_only: bool = False) -> tuple[Tensor, Optional[Tensor]]:
+        """`token_only` is for the last block: the map is returned as it was before it."""
         x = self.embed(x)
         cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
         if self.pos_embed is not None:
@@ -209,11 +217,12 @@ class Stage(nn.Module):
         x = self.drop(x)
         if cls is not None:
             cls = self.drop(cls)
-        for block in self.blocks:
+        for i, block in enumerate(self.blocks):
+            token_only_here = token_only and i == len(self.blocks) - 1
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                x, cls = checkpoint(block, x, cls)
+                x, cls = checkpoint(block, x, cls, token_only_here)
             else:
-                x, cls = block(x, cls)
+                x, cls = block(x, cls, token_only_here)
         return x, cls
 
 
@@ -329,6 +338,19 @@ class CvT(HybridModel):
                 if take is not None and i in take:
                     maps.append(x)
         return x, cls, maps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused and self.global_pool == "token":
+            return self.forward_head(self.forward_class_token(x))
+        return self.forward_head(self.forward_features(x))
+
+    def forward_class_token(self, x: Tensor) -> Tensor:
+        """`forward_features` without the map, (B, 1, C): a fifteenth of CvT-13's work is not needed for the logits."""
+        x = image_to_map(x)
+        cls: Optional[Tensor] = None
+        for i, stage in enumerate(self.stages):
+            x, cls = stage(x, token_only=i == len(self.stages) - 1)
+        return self.norm(present(cls))
 
     def prune_levels(self, last: int) -> None:
         self.stages = self.stages[: last + 1]

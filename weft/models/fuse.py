@@ -7,6 +7,7 @@ import torch
 from timm.layers import Mlp, QuickGELU
 from torch import nn
 
+from weft.models.base import HybridModel
 from weft.models.layers import ConvNorm, LinearNorm
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -16,7 +17,8 @@ def fuse(model: ModelT) -> ModelT:
     """Returns a copy of `model` in eval mode with every BatchNorm folded into the layer before it.
 
     QuickGELU, which torch computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both
-    factors go into the linear layers beside it. Weights are laid out in memory as the kernels read them, which saves
+    factors go into the linear layers beside it. Where only the class token is read, the last block of CvT computes
+    nothing else. Weights are laid out in memory as the kernels read them, which saves
     a copy per call. The outputs are those of `model.eval()` up to rounding. The copy is for inference: its parameters
     no longer match checkpoints of the model.
     """
@@ -26,6 +28,8 @@ def fuse(model: ModelT) -> ModelT:
             module.fuse()
         elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
             _fold_quick_gelu(module)
+        elif isinstance(module, HybridModel):
+            module.fused = True
     for module in fused.modules():
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
