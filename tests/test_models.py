@@ -26,6 +26,7 @@ QUICK = {
     "ceit-i2t-none",
     "ceit-leff-0-bn",
     "ceit-no-lca",
+    "ceit-stem-4",
 }
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),

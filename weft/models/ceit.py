@@ -31,6 +31,7 @@ from weft.models.base import HybridModel, build
 from weft.models.layers import (
     ConvNorm,
     LinearNorm,
+    MaxPool,
     PairDropPath,
     PositionEmbedding,
     grid_size,
@@ -73,13 +74,13 @@ class Image2Tokens(nn.Module):
             layer_stride = max(full_stride // surplus, 1)
             surplus //= full_stride // layer_stride
             if layers.endswith("maxpool") and len(self.convs) == 1:
-                self.pool = nn.MaxPool2d(kernel, layer_stride, padding=kernel // 2)
+                self.pool = MaxPool(layer_stride)
             else:
                 self.convs.append(ConvNorm(in_chs, channels, kernel, layer_stride, kernel // 2, norm=norm, **dd))
                 in_chs = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_nhwc(self.pool(to_nchw(self.convs(x))))
+        return self.pool(self.convs(x))
 
 
 class LeFF(nn.Module):

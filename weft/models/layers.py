@@ -87,6 +87,21 @@ def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
     return to_nhwc(resized).squeeze(0).to(grid.dtype)
 
 
+class MaxPool(nn.Module):
+    """3x3 max-pooling of a (B, H, W, C) map."""
+
+    def __init__(self, stride: int):
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = to_nchw(x)
+        if _graph_is_for_one_size():
+            return to_nhwc(F.max_pool2d(x, 3, self.stride, padding=1))
+        # The same numbers. torch 2.11 cannot export a strided pooling for every size, a slice it can.
+        return to_nhwc(F.max_pool2d(x, 3, 1, padding=1))[:, :: self.stride, :: self.stride].contiguous()
+
+
 class ConvNorm(nn.Module):
     """Convolution and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
 
