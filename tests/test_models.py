@@ -383,6 +383,7 @@ def test_exports_with_dynamic_batch_height_and_width(name, args):
         ("cvt_13", dict(stride_kv=3), "1, 2"),
         ("cvt_13", dict(stride_kv=(2, 2, (1, 2))), "2 entries"),
         ("cvt_13", dict(mlp_ratio=(2.0, 4.0)), "2 entries"),
+        ("cvt_13", dict(depths=(1, 2)), "three stages"),
         ("cvt_13", dict(act_layer="relu"), "'quick_gelu', 'gelu'"),
         ("cvt_13", dict(stem_stride=3), "1, 2, 4"),
         ("cvt_13", dict(class_token=False), "'avg', 'max', 'avgmax', ''"),

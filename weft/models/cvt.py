@@ -2,7 +2,7 @@
 
 Paper to code:
     section 3.1, eq. 1    Convolutional Token Embedding                 ConvEmbed
-    section 3.2, eq. 2    Convolutional Projection (figure 3b, 3c)      ConvProjection, Attention
+    section 3.2, eq. 2    Convolutional Projection (figure 3b, 3c)      conv_projection, Attention
     figure 2b             Convolutional Transformer Block               Block
     figure 2a             stage of the hierarchy, class token           Stage
     table 2               CvT-13, CvT-21, CvT-W24                       VARIANTS
@@ -270,6 +270,9 @@ class CvT(HybridModel):
     ):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        for name, values in (("embed_dims", embed_dims), ("depths", depths), ("num_heads", num_heads)):
+            if len(values) != 3:
+                raise WeftError(f"{name}={values!r} has {len(values)} entries; CvT has three stages.")
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_choice("embed", embed, EMBEDDINGS)
         check_choice("pos_embed", pos_embed, POSITIONS)
