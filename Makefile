@@ -30,10 +30,10 @@ timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 	@$(BIN)/python tests/fetch_timm_tests.py
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
-	$(BIN)/python benchmarks/cpu_inference.py
+	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build *.egg-info
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Weft needs Python 3.11 or newer; set PYTHON=...")'

@@ -20,6 +20,7 @@ import weft
 from weft.data.demo import fashion_mnist
 
 BATCH = 100
+MEAN, STD = 0.286, 0.353
 
 
 def main() -> None:
@@ -28,11 +29,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("demo"))
     args = parser.parse_args()
+    if args.epochs < 1:
+        parser.error("--epochs must be at least 1")
     torch.manual_seed(0)
 
     pictures, labels, classes = load("train")
     test_pictures, test_labels, _ = load("test")
-    # The five lines that are different from any other timm model: none.
+    # From here on nothing is different from any other timm model.
     model = timm.create_model(args.model, in_chans=1, num_classes=len(classes), img_size=28)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     steps = args.epochs * len(pictures) // BATCH
@@ -56,7 +59,8 @@ def main() -> None:
         print(f"epoch {epoch}/{args.epochs}  loss {total / len(pictures):.3f}  test {accuracy:.1%}  {seconds:.0f} s")
 
     folder = free_folder(args.out / "model")
-    weft.save_model(model, folder)
+    model.pretrained_cfg.update(mean=(MEAN,), std=(STD,))  # what the model was trained with travels with it
+    weft.save_model(model, folder, label_names=classes)
     opened = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     predicted = predict(weft.fuse(opened), test_pictures)
     picture = args.out / "predictions.png"
@@ -67,7 +71,7 @@ def main() -> None:
 def load(split: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     pictures, labels, classes = fashion_mnist(split)
     x = torch.from_numpy(pictures.astype(np.float32) / 255).unsqueeze(1)  # (N, 1, 28, 28)
-    return (x - 0.286) / 0.353, torch.from_numpy(labels), classes
+    return (x - MEAN) / STD, torch.from_numpy(labels), classes
 
 
 @torch.inference_mode()
@@ -89,7 +93,7 @@ def draw(pictures: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor, 
     pen = ImageDraw.Draw(sheet)
     for i, index in enumerate(torch.linspace(0, len(labels) - 1, 50).long()):
         x, y = i % columns * width, i // columns * height
-        grey = ((pictures[index, 0] * 0.353 + 0.286) * 255).byte().numpy()
+        grey = ((pictures[index, 0] * STD + MEAN) * 255).byte().numpy()
         sheet.paste(Image.fromarray(grey).resize((84, 84)), (x + 23, y + 2))
         said, truth = classes[predicted[index]], classes[labels[index]]
         right = said == truth

@@ -7,6 +7,7 @@ heavy is imported before it is used; the models are registered at the moment tim
 import importlib
 import importlib.util
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,36 +31,47 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "models":
+        return importlib.import_module("weft.models")
     if name not in _HOME:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*__all__, "__version__", "models"])
 
 
-class _RegisterBehindTimm:
-    """Import hook: as soon as timm has been imported, by anybody, our models are registered with it."""
+class _RegisterBehindTimm(threading.local):
+    """Import hook: as soon as timm has been imported, by anybody, our models are registered with it.
+
+    It stays in place until then, because many libraries merely look whether timm exists.
+    """
+
+    looking = False  # the search below asks all hooks again, this one included
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "timm":
+        if name != "timm" or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("timm")
-        if spec is None or spec.loader is None:
-            return spec
-        load_timm = spec.loader.exec_module
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec("timm")
+        finally:
+            self.looking = False
+        if spec is not None and spec.loader is not None:
+            load_timm = spec.loader.exec_module
 
-        def load_timm_then_weft(module: Any) -> None:
-            load_timm(module)
-            importlib.import_module("weft.models")
+            def load_timm_then_weft(module: Any) -> None:
+                load_timm(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                importlib.import_module("weft.models")
 
-        spec.loader.exec_module = load_timm_then_weft
+            spec.loader.exec_module = load_timm_then_weft
         return spec
 
 
 if "timm" in sys.modules:
     importlib.import_module("weft.models")
-else:
+elif not any(type(hook).__name__ == _RegisterBehindTimm.__name__ for hook in sys.meta_path):
     sys.meta_path.insert(0, _RegisterBehindTimm())

@@ -14,6 +14,30 @@ def did_you_mean(word: str, words: Collection[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def check_switch(**switches: object) -> None:
+    """Raises for a switch that is neither True nor False: a string such as "no" would count as true."""
+    for name, value in switches.items():
+        check_choice(name, value, (True, False))
+
+
+def check_positive(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or value <= 0:
+            raise WeftError(f"{name}={value!r} is no positive number.")
+
+
+def check_widths(dim: int, num_heads: int) -> None:
+    if dim <= 0 or num_heads <= 0 or dim % num_heads:
+        raise WeftError(f"num_heads={num_heads!r} does not divide the width {dim!r}.")
+
+
+def check_rates(**rates: float) -> None:
+    """Raises for a rate that is no probability below 1."""
+    for name, value in rates.items():
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise WeftError(f"{name}={value!r} is no rate; choose a number from 0 up to, but not including, 1.")
+
+
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raises unless `value` is one of `choices`, and then says which values exist.
 

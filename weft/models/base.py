@@ -29,6 +29,7 @@ class HybridModel(nn.Module):
 
     feature_info: list[dict[str, Any]]
     pretrained_cfg: dict[str, Any]
+    in_chans: int
     model_args: dict[str, Any]  # what the caller gave beyond the variant's name; enough to build the model again
 
     def forward_trunk(
@@ -56,6 +57,8 @@ class HybridModel(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        if num_classes < 0:
+            raise WeftError(f"num_classes={num_classes!r} is negative; 0 stands for no classifier.")
         self.num_features = self.head_hidden_size = num_features
         self.num_classes = num_classes
         self.num_prefix_tokens = 1 if class_token else 0
@@ -140,7 +143,7 @@ class HybridModel(nn.Module):
         stop = last if stop_early or intermediates_only else end
         x, cls, maps = self.forward_trunk(x, take, stop)
         if norm:
-            maps = [self.norm(m) if self._norm_fits(i) else m for i, m in zip(sorted(take), maps, strict=True)]
+            maps = [self.norm(m) if self._norm_fits(i) else m for i, m in zip(sorted(set(take)), maps, strict=True)]
         if output_fmt == "NCHW":
             maps = [to_nchw(m) for m in maps]
         if intermediates_only:
@@ -214,6 +217,11 @@ def build(
     cfg = resolve_pretrained_cfg(
         variant, kwargs.get("pretrained_cfg"), dict(kwargs.get("pretrained_cfg_overlay") or {})
     )
+    if pretrained and cfg.origin_url and not (cfg.has_weights or cfg.state_dict):
+        raise WeftError(
+            f"{variant} has no weights on a hub; the authors' files are at {cfg.origin_url}, and"
+            f" `weft convert FILE --model {variant} --out DIR` makes a model of them."
+        )
     defaults = dict(img_size=cfg.input_size[1:], **defaults)
     model = build_model_with_cfg(
         model_cls,

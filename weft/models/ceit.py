@@ -14,7 +14,7 @@ Defaults are those of the released code, which loads its checkpoints. Where it d
     - LeFF returns the class token as it came, but what comes is LN(x), so its update is x + LN(x);
     - LeFF has no GELU behind its last BatchNorm, equation 10 has one (`leff_final_act=True`);
     - LCA adds a learned embedding per layer, which the paper does not mention, and never drops its path.
-With I2T, LeFF's convolution and LCA all switched off, the network is DeiT, to the last bit of its equations.
+With i2t_layers="none", leff_kernel=0, leff_norm=False and lca=False the network is DeiT.
 `ceit_nano` is Weft's own, for pictures of 28 to 96 pixels.
 """
 
@@ -26,13 +26,14 @@ from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import check_choice
+from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
 from weft.models.base import HybridModel, build
 from weft.models.layers import (
     ConvNorm,
     LinearNorm,
     MaxPool,
     PairDropPath,
+    PointwiseConv,
     PositionEmbedding,
     grid_size,
     image_to_map,
@@ -92,13 +93,14 @@ class LeFF(nn.Module):
 
     def __init__(self, dim: int, hidden: int, kernel: int, norm: bool, final_act: bool, **dd: Any):
         super().__init__()
-        self.linear1 = LinearNorm(dim, hidden, norm=norm, **dd)
+        linear = PointwiseConv if kernel > 0 else nn.Linear  # the ordinary network is initialised as one
+        self.linear1 = LinearNorm(linear(dim, hidden, **dd), norm=norm, **dd)
         self.dwconv = None
         if kernel > 0:
             self.dwconv = ConvNorm(
                 hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=True, norm=norm, **dd
             )
-        self.linear2 = LinearNorm(hidden, dim, norm=norm, **dd)
+        self.linear2 = LinearNorm(linear(hidden, dim, **dd), norm=norm, **dd)
         self.act = nn.GELU()
         self.final_act = nn.GELU() if final_act else nn.Identity()
 
@@ -153,11 +155,12 @@ class LCA(nn.Module):
         nn.init.zeros_(self.pos_layer_embed)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, depth, _ = x.shape
+        batch, depth, dim = x.shape
         x = x + self.pos_layer_embed
         z = self.norm1(x)
-        q = self.q(z[:, -1:]).view(batch, 1, self.num_heads, -1).transpose(1, 2)  # (B, heads, 1, C / heads)
-        kv = self.kv(z).view(batch, depth, 2, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (2, B, heads, L, C / heads)
+        q = self.q(z[:, -1:]).view(batch, 1, self.num_heads, dim // self.num_heads).transpose(1, 2)
+        kv = self.kv(z).view(batch, depth, 2, self.num_heads, dim // self.num_heads)
+        kv = kv.permute(2, 0, 3, 1, 4)  # (2, B, heads, L, C / heads)
         k, v = kv.unbind(0)
         z = F.scaled_dot_product_attention(q, k, v)
         last = x[:, -1:] + self.proj(z.transpose(1, 2).flatten(2))  # (B, 1, C)
@@ -172,7 +175,7 @@ class CeiT(HybridModel):
         global_pool: "token", or "avg", "max", "avgmax" over the map, or "" for none.
         embed_dim, depth, num_heads, mlp_ratio: width, blocks, heads, and e, the expansion of LeFF and of LCA's MLP.
         stem_stride: stride of the stem, 4, or 2 or 1 to keep a useful grid on small pictures: a token covers
-            4 * stem_stride pixels. Weights keep their shapes.
+            4 * stem_stride pixels. Weights keep their shapes, except for i2t_layers="none".
         i2t_layers: "k7s2+maxpool", or "k7s4", "k5s4", "k3s2+k3s2", or "none" for DeiT's 16 x 16 patches (table 5).
         i2t_norm, i2t_channels: BatchNorm and width of the stem (table 5).
         leff_kernel: 3, or 1, 5, or 0 for no depth-wise convolution (table 7).
@@ -211,6 +214,11 @@ class CeiT(HybridModel):
     ):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        check_widths(embed_dim, num_heads)
+        check_switch(i2t_norm=i2t_norm, leff_norm=leff_norm, leff_final_act=leff_final_act, lca=lca)
+        check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
+        check_rates(attn_drop_rate=attn_drop_rate, drop_path_rate=drop_path_rate)
+        check_positive(in_chans=in_chans, i2t_channels=i2t_channels, mlp_ratio=mlp_ratio, depth=depth)
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_choice("i2t_layers", i2t_layers, I2T_LAYERS)
         check_choice("leff_kernel", leff_kernel, LEFF_KERNELS)
@@ -265,6 +273,8 @@ class CeiT(HybridModel):
             if take is not None and 0 in take:
                 maps.append(x)
             first_block = 1
+            if last is not None and last == 0:
+                return x, None, maps
         x = to_nhwc(self.proj(to_nchw(pad_to_multiple(x, self.patch))))  # (B, H, W, C)
         x, positioned = self.pos_embed(x, self.cls_token.expand(x.shape[0], -1, -1))
         x, cls = self.pos_drop(x), self.pos_drop(present(positioned))
@@ -286,6 +296,9 @@ class CeiT(HybridModel):
 
     def prune_levels(self, last: int) -> None:
         self.blocks = self.blocks[: last + 1 if self.stem is None else last]
+        self.lca = None  # reads class tokens, which are no feature maps
+        if not self.blocks:  # the stem alone
+            self.proj, self.pos_embed, self.cls_token = nn.Identity(), nn.Identity(), None
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return dict(
@@ -349,6 +362,9 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     defaults = VARIANTS[variant]
     third = kwargs.get("depth", defaults["depth"]) // 3
     out_indices = (0, -1 - 2 * third, -1 - third, -1)  # the stem, and the ends of the thirds of the blocks
+    if kwargs.get("i2t_layers") == "none" and not isinstance(kwargs.get("pretrained_cfg"), dict):
+        overlay = dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv="proj")
+        kwargs = dict(kwargs, pretrained_cfg_overlay=overlay)
     return build(CeiT, variant, pretrained, defaults, kwargs, out_indices)
 
 

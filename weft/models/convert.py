@@ -17,7 +17,6 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
-from safetensors import SafetensorError
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from weft.models.layers import resize_grid
 
 StateDict = dict[str, Tensor]
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
+FIRST_CONVS = ("stages.0.embed.proj.weight", "stem.convs.0.conv.weight")
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -160,7 +160,7 @@ def load_weights(source: str | os.PathLike[str]) -> StateDict:
             content = _load_pickle(path)
     except WeftError:
         raise
-    except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise WeftError(f"{path} is truncated or no checkpoint; expected safetensors or a torch file.") from error
     return _unwrap(content, str(path))
 
@@ -172,8 +172,8 @@ def _load_pickle(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:
-            raise WeftError(f"{path} is truncated or no checkpoint; expected safetensors or a torch file.") from error
-        raise WeftError(f"{path} wants to run {found[1]} when loaded; refused. Expected tensors only.") from error
+            raise
+        raise WeftError(f"{path} refers to {found[1]}, which is no tensor; refused. Expected tensors only.") from error
 
 
 def _unwrap(content: Any, where: str) -> StateDict:
@@ -181,9 +181,18 @@ def _unwrap(content: Any, where: str) -> StateDict:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
             break
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    if not isinstance(content, Mapping) or not content:
         raise WeftError(f"{where} holds no state dict; expected tensors by name, found {type(content).__name__}.")
+    for key, value in content.items():
+        if not isinstance(key, str) or not _is_weight(value):
+            found = f"{value.dtype} {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+            raise WeftError(f"{where} holds no state dict; expected dense tensors by name, found {key!r}: {found}.")
     return clean_state_dict(dict(content))
+
+
+def _is_weight(value: Any) -> bool:
+    is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return is_dense and (value.is_floating_point() or value.dtype == torch.int64)  # int64: num_batches_tracked
 
 
 # Converting -----------------------------------------------------------------------------------------------------
@@ -214,48 +223,58 @@ def convert(
         known = ", ".join(entry.name for entry in LAYOUTS)
         raise WeftError(f"{where} has none of the layouts {known}; its first key is {next(iter(state))!r}.")
     names = timm.list_models(module=layout.family)
-    if model.split(".")[0] not in names:
+    if model not in [*names, *timm.list_models(module=layout.family, include_tags=True)]:
         raise WeftError(
-            f"{where} holds {layout.name} weights; expected one of {', '.join(names)}, found model={model!r}."
-            + did_you_mean(model, names)
+            f"{where} holds {layout.name} weights, and there is no such model as {model!r}; expected one of"
+            f" {', '.join(names)}." + did_you_mean(model, names)
         )
-    native = {
-        key: value.float() if value.is_floating_point() else value for key, value in layout.to_native(state).items()
-    }
-    args = {**layout.model_args, **_read_args(native, where)}
+    native, args = _to_native(state, layout, where)
     if num_classes not in (None, args["num_classes"]):
         raise WeftError(f"{where} has {args['num_classes']} classes; expected {num_classes}.")
     converted = timm.create_model(model, device="meta", **args)
     difference = _first_difference(converted.state_dict(), native)
     if difference:
-        fits = [
-            n for n in names if not _first_difference(timm.create_model(n, device="meta", **args).state_dict(), native)
-        ]
+        shapes = {name: timm.create_model(name, device="meta", **args).state_dict() for name in names}
+        fits = [name for name in names if not _first_difference(shapes[name], native)]
         hint = f" The weights fit {' or '.join(fits)}." if fits else ""
         raise WeftError(f"{where} does not fit {model}: {difference}.{hint}")
     converted.load_state_dict(native, assign=True)
+    cfg: Any = converted.pretrained_cfg
+    size = args.get("img_size", cfg["input_size"][1:])
+    cfg.update(num_classes=args["num_classes"], input_size=(args["in_chans"], *size))
     return converted.eval()
 
 
-def _read_args(native: StateDict, where: str) -> dict[str, Any]:
-    """The constructor arguments that can be read off the weights."""
-    missing = {"head.weight", "head.bias"} - native.keys()
-    if missing:
-        raise WeftError(f"{where} has no classifier; expected {' and '.join(sorted(missing))}.")
-    args: dict[str, Any] = dict(num_classes=native["head.weight"].shape[0])
-    for first_conv in ("stages.0.embed.proj.weight", "stem.convs.0.conv.weight"):
-        if first_conv in native:
-            args["in_chans"] = native[first_conv].shape[1]
-    if "pos_embed.grid" in native and "proj.weight" in native:  # CeiT: one position every 16 pixels
-        height, width, _ = native["pos_embed.grid"].shape
-        args["img_size"] = (16 * height, 16 * width)
-    return args
+def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict, dict[str, Any]]:
+    """Our own float32 copy of the weights under our names, and the constructor arguments that can be read off them."""
+    try:
+        native = layout.to_native(state)
+        missing = {"head.weight", "head.bias"} - native.keys()
+        if missing:
+            raise WeftError(f"{where} has no classifier; expected {' and '.join(sorted(missing))}.")
+        classes, _ = native["head.weight"].shape
+        _, in_chans, _, _ = next(native[key] for key in FIRST_CONVS if key in native).shape
+        args: dict[str, Any] = dict(layout.model_args, num_classes=classes, in_chans=in_chans)
+        if layout.family == "ceit":  # one position every 16 pixels
+            height, width, _ = native["pos_embed.grid"].shape
+            args["img_size"] = (16 * height, 16 * width)
+    except WeftError:
+        raise
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
+        raise WeftError(
+            f"{where} is no {layout.name} checkpoint: its tensors have other names or dimensions."
+        ) from error
+    for key, value in native.items():
+        native[key] = value.detach().clone().float() if value.is_floating_point() else value.clone()
+    return native, args
 
 
 def _first_difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
     for key, value in expected.items():
         if key not in found:
             return f"expected {key} {tuple(value.shape)}, which is missing"
+        if found[key].is_floating_point() != value.is_floating_point():
+            return f"expected {key} of type {value.dtype}, found {found[key].dtype}"
         if found[key].shape != value.shape:
             return f"expected {key} {tuple(value.shape)}, found {tuple(found[key].shape)}"
     extra = next((key for key in found if key not in expected), None)

@@ -27,7 +27,7 @@ from timm.layers import Mlp, QuickGELU, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch, check_widths
 from weft.models.base import HybridModel, build
 from weft.models.layers import (
     ConvNorm,
@@ -234,7 +234,7 @@ class CvT(HybridModel):
         global_pool: "token", or "avg", "max", "avgmax" over the map, or "" for none.
         class_token: without it the final norm is applied to the map, which is then pooled.
         embed_dims, depths, num_heads: one number per stage.
-        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes.
+        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. With embed="conv" weights keep their shapes.
         stride_kv, mlp_ratio: one value, one per stage, or one list per stage with a value per block (table 7, NAS).
         projection: "conv", "avg" or "linear"; one value or one per stage (table 8).
         embed: "conv" or "patch", overlapping or not (table 6).
@@ -273,15 +273,23 @@ class CvT(HybridModel):
         for name, values in (("embed_dims", embed_dims), ("depths", depths), ("num_heads", num_heads)):
             if len(values) != 3:
                 raise WeftError(f"{name}={values!r} has {len(values)} entries; CvT has three stages.")
+        for dim, heads in zip(embed_dims, num_heads, strict=True):
+            check_widths(dim, heads)
+        check_positive(in_chans=in_chans)
+        check_switch(class_token=class_token)
+        check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
+        check_rates(drop_path_rate=drop_path_rate)
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_choice("embed", embed, EMBEDDINGS)
         check_choice("pos_embed", pos_embed, POSITIONS)
         check_choice("act_layer", act_layer, ACTIVATIONS)
         strides_kv = per_block("stride_kv", stride_kv, depths)
         mlp_ratios = per_block("mlp_ratio", mlp_ratio, depths)
-        projections = per_stage("projection", projection, len(depths))
+        projections = spread("projection", projection, len(depths))
         for value in chain.from_iterable(strides_kv):
             check_choice("stride_kv", value, KV_STRIDES)
+        for value in chain.from_iterable(mlp_ratios):
+            check_positive(mlp_ratio=value)
         for value in projections:
             check_choice("projection", value, PROJECTIONS)
         drop_paths = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]
@@ -370,19 +378,18 @@ class CvT(HybridModel):
         return {"*.cls_token", "*.pos_embed.*"}
 
 
-def per_stage(name: str, value: Any, stages: int) -> list[Any]:
-    values = list(value) if isinstance(value, list | tuple) else [value] * stages
-    if len(values) != stages:
-        raise WeftError(
-            f"{name}={value!r} has {len(values)} entries; give one value, or one for each of {stages} stages."
-        )
+def spread(name: str, value: Any, count: int) -> list[Any]:
+    """One value `count` times, or a list of `count` values as it is."""
+    values = list(value) if isinstance(value, list | tuple) else [value] * count
+    if len(values) != count:
+        raise WeftError(f"{name}={value!r} has {len(values)} entries; give one value, or a list of {count}.")
     return values
 
 
 def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:
     """One value, one per stage, or one list per stage, spread to one value per block."""
-    stages = per_stage(name, value, len(depths))
-    return [per_stage(f"{name}[{i}]", stage, depths[i]) for i, stage in enumerate(stages)]
+    stages = spread(name, value, len(depths))
+    return [spread(f"{name}[{i}]", stage, depths[i]) for i, stage in enumerate(stages)]
 
 
 # Variants -------------------------------------------------------------------------------------------------------
@@ -405,10 +412,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
+    # The authors evaluate 384 pixels without a crop: the whole picture, resized to a square.
+    crop = dict(crop_pct=1.0, crop_mode="squash") if size == 384 else dict(crop_pct=0.875)
     return dict(
         input_size=(3, size, size),
         pool_size=(pool, pool),
-        crop_pct=0.875,
+        **crop,
         interpolation="bicubic",
         first_conv="stages.0.embed.proj",
         classifier="head",
@@ -452,7 +461,7 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
 
 @register_model
 def cvt_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT for small pictures, Weft's own: 1.3 M parameters, strides 2, 4 and 8."""
+    """CvT for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8."""
     return _create("cvt_nano", pretrained, kwargs)
 
 

@@ -3,29 +3,32 @@
 import copy
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import timm
 from torch import nn
 
 from weft.errors import WeftError
 from weft.models._timm import save_config_for_hf
+from weft.models.base import HybridModel
 
 
-def save_model(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
-    """Writes `model` into a new or empty `folder`.
+def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> Path:
+    """Writes `model` into a new or empty `folder`, with the names of its classes where they are given.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` opens it once Weft is imported. The configuration is
     written last, and each file under a temporary name first, so a folder with a `config.json` is complete.
     """
     folder = Path(folder)
+    hybrid = _check_savable(model)
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {key: value.contiguous() for key, value in model.state_dict().items()}
     _write(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path))
-    _write(folder / "config.json", lambda path: _save_config(model, path))
+    _write(folder / "config.json", lambda path: _save_config(hybrid, path, label_names))
     return folder
 
 
@@ -35,30 +38,51 @@ def check_writable(folder: Path) -> None:
         raise WeftError(f"{folder} already exists and is not an empty folder; choose another place.")
 
 
-def _save_config(model: Any, path: Path) -> None:
+def _check_savable(model: nn.Module) -> None:
+    """Raises unless timm can build `model` again from its name and arguments."""
+    if not isinstance(model, HybridModel) or not hasattr(model, "model_args"):
+        raise WeftError(
+            f"{type(model).__name__} cannot be saved; expected what weft.create_model or timm.create_model made."
+        )
+    if model.fused:
+        raise WeftError("A fused copy cannot be saved; save the model it was made from and fuse again after loading.")
+    rebuilt = timm.create_model(model.pretrained_cfg["architecture"], device="meta", **_arguments(model))
+    if rebuilt.state_dict().keys() != model.state_dict().keys():
+        raise WeftError("A model that has lost layers cannot be saved; save it before prune_intermediate_layers.")
+    return model
+
+
+def _arguments(model: HybridModel) -> dict[str, Any]:
+    args = {**model.model_args, "global_pool": model.global_pool}
+    return {**args, "num_classes": model.num_classes, "in_chans": model.in_chans}
+
+
+def _save_config(model: HybridModel, path: Path, label_names: Sequence[str] | None) -> None:
     shell = copy.copy(model)  # the same parameters under another configuration
     cfg = shell.pretrained_cfg = dict(model.pretrained_cfg)
     size = model.model_args.get("img_size", cfg["input_size"][1:])
     height, width = (size, size) if isinstance(size, int) else size
-    cfg["input_size"] = (model.in_chans, height, width)
+    cfg.update(input_size=(model.in_chans, height, width), num_classes=model.num_classes)
     if model.in_chans != 3:
         cfg["first_conv"] = None  # else timm adapts the weights from 3 channels, which they do not have
-    save_config_for_hf(shell, path, model_args=model.model_args)  # type: ignore[arg-type]  it wants a Path
+    labels = {"label_names": list(label_names)} if label_names else {}
+    save_config_for_hf(shell, path, labels, _arguments(model))  # type: ignore[arg-type]  it wants a Path
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """`write(temporary)`, then rename to `path`, both forced to disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
+    """`write(temporary)` in the same folder, then rename to `path`, file and folder forced to disk."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
+        temporary = Path(temporary_folder) / path.name
         write(temporary)
-        os.fsync(handle)
-        temporary.chmod(0o644)
+        _sync(temporary)
         os.replace(temporary, path)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
         os.close(handle)
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        directory = os.open(path.parent, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)

@@ -14,7 +14,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 def fuse(model: ModelT) -> ModelT:
-    """Returns a copy of `model` in eval mode with every BatchNorm folded into the layer before it.
+    """Returns a copy of a Weft model in eval mode with every BatchNorm folded into the layer before it.
 
     QuickGELU, which torch computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both
     factors go into the linear layers beside it. Where only the class token is read, the last block of CvT computes

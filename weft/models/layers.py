@@ -2,7 +2,8 @@
 
 One memory layout holds everywhere: a feature map is a contiguous (B, H, W, C) tensor. Its tokens are the view
 (B, H*W, C); a convolution sees the view (B, C, H, W), which is torch's channels-last format. Nothing is copied on
-the way from attention to convolution and back. The class token travels beside the map as (B, 1, C).
+the way from attention to convolution and back. The class token travels beside the map as (B, 1, C); where a layer
+wants both as one sequence, `join` glues them, and that is the one kind of copy there is.
 """
 
 from typing import Optional
@@ -13,10 +14,14 @@ from timm.layers import drop_path, register_notrace_function, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from weft.errors import check_positive
+
 
 def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
     """Rows and columns of the map that a picture of `img_size` has at stride `reduction`."""
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    height, width = img_size if isinstance(img_size, list | tuple) else (img_size, img_size)
+    for side in (height, width):
+        check_positive(img_size=side)
     return -(-height // reduction), -(-width // reduction)
 
 
@@ -137,19 +142,18 @@ class PointwiseConv(nn.Linear):
 
 
 class LinearNorm(nn.Module):
-    """1x1 convolution and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
+    """Linear layer and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
 
     def __init__(
         self,
-        in_chs: int,
-        out_chs: int,
+        linear: nn.Linear,
         norm: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.linear = PointwiseConv(in_chs, out_chs, device=device, dtype=dtype)
-        self.bn = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if norm else nn.Identity()
+        self.linear = linear
+        self.bn = nn.BatchNorm2d(linear.out_features, device=device, dtype=dtype) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return to_nhwc(self.bn(to_nchw(self.linear(x))))
