@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint timm-tests bench clean
+.PHONY: help demo test test-all lint timm-tests catalog bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +28,9 @@ lint: $(INSTALLED) ## ruff and pyright
 
 timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 	@$(BIN)/python tests/fetch_timm_tests.py
+
+catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `weft models`
+	$(BIN)/python -m weft.analysis.catalog
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results

@@ -21,7 +21,7 @@ def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["convert", "--help"], ["--version"]])
+@pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["convert", "--help"], ["--version"], ["models"]])
 def test_help_is_quick(args):
     """Under half a second of work, and without torch, which is what makes it so."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -100,12 +100,15 @@ def test_models_table():
     done = run("models", "ceit_tiny*")
     header, *rows = done.stdout.splitlines()
     assert header.split() == ["model", "parameters", "MACs", "pixels", "top-1", "paper", "weights"]
+    *rows, _, places = rows
     assert len(rows) == 2
     assert rows[0].startswith("ceit_tiny.in1k ")
     assert "6.4 M" in rows[0]
     assert "1.40 G" in rows[0]
     assert "76.4" in rows[0]
-    assert "weft convert" in rows[0]
+    assert "authors' files" in rows[0]
+    assert "weft convert" in places
+    assert "coeusguo/ceit" in places
     assert "\x1b" not in done.stdout  # plain when piped
 
 

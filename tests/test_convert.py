@@ -89,6 +89,46 @@ def test_official_ceit(official_ceit, wrapper, tmp_path):
     assert model.pos_embed.grid.shape == (6, 6, 192)
 
 
+def test_official_cvt_has_the_released_names():
+    """All 459 of them, written out from the description of the released files."""
+    norms = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    both = ("weight", "bias")
+    expected = {"stage2.cls_token", *(f"{m}.{p}" for m in ("norm", "head") for p in both)}
+    for i, depth in enumerate((1, 2, 10)):
+        expected |= {f"stage{i}.patch_embed.{m}.{p}" for m in ("proj", "norm") for p in both}
+        for block in (f"stage{i}.blocks.{j}" for j in range(depth)):
+            linears = ("norm1", "norm2", "attn.proj_q", "attn.proj_k", "attn.proj_v", "attn.proj", "mlp.fc1", "mlp.fc2")
+            expected |= {f"{block}.{m}.{p}" for m in linears for p in both}
+            for kind in "qkv":
+                expected.add(f"{block}.attn.conv_proj_{kind}.conv.weight")
+                expected |= {f"{block}.attn.conv_proj_{kind}.bn.{p}" for p in norms}
+    assert set(official_cvt_keys(hugging_face_cvt().state_dict())) == expected
+
+
+def test_converted_model_owns_its_weights(hf_cvt, official_ceit):
+    for theirs, name in ((hf_cvt, "cvt_13"), (official_ceit, "ceit_tiny")):
+        before = {key: value.clone() for key, value in theirs.state_dict().items()}
+        model = weft.convert(theirs.state_dict(), model=name)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.add_(1)
+        assert all(torch.equal(value, before[key]) for key, value in theirs.state_dict().items())
+        assert (model.pretrained_cfg["num_classes"], model.num_classes) == (10, 10)
+    assert model.pretrained_cfg["input_size"] == (3, 96, 96)
+
+
+def test_evaluation_of_the_384_weights_is_the_authors():
+    """The whole picture resized to a square, no crop."""
+    for name in timm.list_models("cvt_*384", include_tags=True):
+        config = timm.data.resolve_model_data_config(timm.create_model(name, device="meta"))
+        assert (config["crop_pct"], config["crop_mode"], config["input_size"]) == (1.0, "squash", (3, 384, 384))
+
+
+def test_authors_files_are_pointed_to():
+    with pytest.raises(weft.WeftError, match="weft convert FILE --model ceit_tiny"):
+        timm.create_model("ceit_tiny", pretrained=True)
+
+
 def test_half_precision_files_become_float32(hf_cvt):
     state = {key: value.half() if value.is_floating_point() else value for key, value in hf_cvt.state_dict().items()}
     model = weft.convert(state, model="cvt_13")
@@ -177,6 +217,40 @@ def test_converted_folder_opens_in_timm(hf_cvt, tmp_path):
     torch.testing.assert_close(logits(opened, picture), logits(hf_cvt, picture), rtol=0, atol=1e-5)  # still exact GELU
 
 
+def test_folder_keeps_head_and_labels(tmp_path):
+    model = randomise(timm.create_model("cvt_nano"))
+    model.reset_classifier(2, "avg")
+    weft.save_model(model, tmp_path / "m", label_names=["cat", "dog"])
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    picture = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(logits(opened, picture), logits(model, picture))
+    assert opened.pretrained_cfg["label_names"] == ["cat", "dog"]
+
+
+def test_what_cannot_be_opened_is_not_saved(tmp_path):
+    model = timm.create_model("cvt_nano")
+    pruned = timm.create_model("ceit_nano")
+    pruned.prune_intermediate_layers([0, 1])
+    features = timm.create_model("cvt_nano", features_only=True)
+    for wrong, word in (
+        (weft.fuse(model), "fused"),
+        (pruned, "prune"),
+        (features, "FeatureGetterNet"),
+        (timm.create_model("resnet10t"), "ResNet"),
+    ):
+        with pytest.raises(weft.WeftError, match=word):
+            weft.save_model(wrong, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_saved_files_are_on_disk_before_they_get_their_names(tmp_path, monkeypatch):
+    """Every file that ends up in the folder was synced, as was the folder."""
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
+    weft.save_model(timm.create_model("cvt_nano"), tmp_path / "m")
+    assert {p.stat().st_ino for p in [tmp_path / "m", *(tmp_path / "m").iterdir()]} <= synced
+
+
 def test_save_model_overwrites_nothing(tmp_path):
     (tmp_path / "precious.txt").write_text("keep me")
     with pytest.raises(weft.WeftError, match="already exists"):
@@ -255,6 +329,39 @@ def test_damaged_files(hf_cvt, suffix, damage, tmp_path):
     assert "expected safetensors or a torch file" in message
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_cut_anywhere(legacy, tmp_path):
+    """Wherever a checkpoint ends too early, or has a wrong byte, the answer is one line."""
+    whole, path = tmp_path / "whole.pth", tmp_path / "cut.pth"
+    torch.save({"a": torch.zeros(3), "b": torch.zeros(2)}, whole, _use_new_zipfile_serialization=not legacy)
+    content = whole.read_bytes()
+    for position in range(0, len(content), max(1, len(content) // 150)):
+        path.write_bytes(content[:position])
+        refuse(path)
+        path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+        refuse(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("head.weight", torch.tensor(1.0)),
+        ("head.weight", torch.zeros(10, 192, dtype=torch.int64)),
+        ("head.weight", torch.zeros(10, 192, dtype=torch.complex64)),
+        ("head.weight", torch.zeros(10, 192).to_sparse()),
+        ("head.weight", torch.zeros(10, 192, device="meta")),
+        ("pos_embed", torch.zeros(192)),
+        ("pos_embed", torch.zeros(1, 0, 192)),
+        ("pos_embed", torch.zeros(1, 6, 192)),
+        ("i2t.backbone.conv.weight", torch.zeros(64)),
+        ("lca.attn.qkv.weight", torch.tensor(0.0)),
+        (7, torch.zeros(1)),
+    ],
+)
+def test_tensors_of_the_wrong_kind(official_ceit, key, value):
+    refuse({**official_ceit.state_dict(), key: value}, model="ceit_tiny")
+
+
 def test_missing_files_and_empty_folders(tmp_path):
     assert "does not exist" in refuse(tmp_path / "nowhere.pth")
     assert "model.safetensors or pytorch_model.bin" in refuse(tmp_path)
@@ -268,6 +375,7 @@ def test_other_content(official_ceit, hf_cvt, tmp_path):
     message = refuse(official_ceit.state_dict(), model="cvt_13")
     assert "official CeiT" in message
     assert "ceit_tiny" in message
+    assert "cvt_13.bogus" in refuse(hf_cvt.state_dict(), model="cvt_13.bogus")
     message = refuse(hf_cvt.state_dict(), model="cvt_21")
     assert "stages.1.blocks.2" in message
     assert "fit cvt_13" in message

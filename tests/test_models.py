@@ -317,8 +317,10 @@ class Copies(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.seen: list[str] = []
+        self.joins = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.joins += func.overloadpacket is torch.ops.aten.cat
         if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_, torch.ops.aten._to_copy):
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
@@ -326,13 +328,20 @@ class Copies(TorchDispatchMode):
 
 @every_switch
 def test_no_copy_between_attention_and_convolution(name, args):
-    """On a channels-last picture the whole forward pass moves no data; on another one it moves the picture once."""
+    """On a channels-last picture the forward pass moves no data; on another one it moves the picture once.
+
+    Gluing the class token to the map is the exception: at most once for each of q, k, v and MLP, or for attention.
+    """
     model = randomise(timm.create_model(name, img_size=64, **args))
     picture = torch.randn(2, 3, 64, 64)
     for layout, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
         with torch.no_grad(), Copies() as copies:
             model(layout)
         assert len(copies.seen) == allowed
+        blocks = len(model.stages[-1].blocks) if name == "cvt_nano" else len(model.blocks)
+        glued = (4 if name == "cvt_nano" else 1 + (args.get("leff_kernel") == 0)) * blocks
+        ends = 1 + (name == "ceit_nano" and args.get("lca", True))  # forward_features, and LCA's sequence
+        assert copies.joins == (glued + ends if model.num_prefix_tokens else 0)
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()
 
@@ -384,6 +393,15 @@ def test_exports_with_dynamic_batch_height_and_width(name, args):
         ("cvt_13", dict(stride_kv=(2, 2, (1, 2))), "2 entries"),
         ("cvt_13", dict(mlp_ratio=(2.0, 4.0)), "2 entries"),
         ("cvt_13", dict(depths=(1, 2)), "three stages"),
+        ("cvt_13", dict(num_heads=(1, 3, 7)), "does not divide"),
+        ("cvt_13", dict(mlp_ratio="4"), "positive number"),
+        ("cvt_13", dict(img_size="big", pos_embed="every"), "positive number"),
+        ("cvt_13", dict(num_classes=-1), "negative"),
+        ("cvt_13", dict(class_token="yes"), "True, False"),
+        ("ceit_tiny", dict(lca="no"), "True, False"),
+        ("ceit_tiny", dict(leff_norm="False"), "True, False"),
+        ("ceit_tiny", dict(drop_path_rate=1.5), "0 up to"),
+        ("ceit_tiny", dict(i2t_channels=0), "positive number"),
         ("cvt_13", dict(act_layer="relu"), "'quick_gelu', 'gelu'"),
         ("cvt_13", dict(stem_stride=3), "1, 2, 4"),
         ("cvt_13", dict(class_token=False), "'avg', 'max', 'avgmax', ''"),

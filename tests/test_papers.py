@@ -5,6 +5,7 @@ import timm
 import torch
 
 import weft
+from weft.analysis.catalog import catalog, count_catalog
 from weft.analysis.cost import count_macs, count_parameters
 
 COUNTS = [  # model, arguments, picture size, parameters, MACs in G
@@ -88,3 +89,8 @@ def test_initialisation_is_the_papers():
 def test_every_model_is_counted_here():
     counted = {name for name, *_ in COUNTS} | {"cvt_nano", "ceit_nano"}
     assert counted == set(weft.list_models())
+
+
+def test_stored_catalog_is_what_counting_gives():
+    assert catalog() == count_catalog(), "run `make catalog`"
+    assert {info.name.split(".")[0] for info in catalog()} == set(weft.list_models())

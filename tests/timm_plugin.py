@@ -10,9 +10,10 @@ import timm
 from timm.models._registry import _model_pretrained_cfgs
 
 import weft
+from weft.models.registry import FAMILIES
 
 MODELS = os.environ.get("WEFT_TIMM_MODELS", "").split() or weft.list_models()
-MODULES = ["ceit", "cvt"]
+MODULES = [*FAMILIES]
 _list_models = timm.list_models
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
-from weft.errors import WeftError, did_you_mean
+from weft.errors import WeftError, check_writable, did_you_mean
 
 if TYPE_CHECKING:
     from weft.analysis.catalog import ModelInfo
@@ -29,13 +29,12 @@ def models(filter: str = "", /, *, as_json: Annotated[bool, Parameter(name="--js
     as_json
         Print JSON instead of a table.
     """
-    from weft.analysis.catalog import describe
-    from weft.models.registry import list_models
+    from weft.analysis.catalog import catalog
 
-    names = list_models(filter)
-    if not names:
-        raise WeftError(f"No model matches {filter!r}." + did_you_mean(filter, list_models()))
-    infos = [info for name in _progress(names) for info in describe(name)]
+    infos = catalog(filter)
+    if not infos:
+        names = {info.name.split(".")[0] for info in catalog()}
+        raise WeftError(f"No model matches {filter!r}." + did_you_mean(filter, names))
     if as_json:
         print(json.dumps([asdict(info) for info in infos], indent=2))
     else:
@@ -59,23 +58,16 @@ def convert(
     num_classes
         Refuse a file with any other number of classes.
     """
-    from weft.models.convert import convert as convert_weights
-    from weft.models.folder import check_writable, save_model
+    check_writable(out)  # before any work, and before torch is imported
+    if not file.exists():
+        raise WeftError(f"{file} does not exist; give a checkpoint file or a Hugging Face folder.")
 
-    check_writable(out)  # before any work
+    from weft.models.convert import convert as convert_weights
+    from weft.models.folder import save_model
+
     converted = convert_weights(file, model=model, num_classes=num_classes)
     save_model(converted, out)
     print(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
-
-
-def _progress(names: list[str]) -> "list[str]":
-    """The names, behind a progress bar on a terminal's standard error."""
-    if not sys.stderr.isatty():
-        return names
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(names, description="Counting", console=Console(stderr=True), transient=True)  # type: ignore[return-value]
 
 
 def _print_models(infos: "list[ModelInfo]") -> None:
@@ -88,7 +80,7 @@ def _print_models(infos: "list[ModelInfo]") -> None:
             str(info.img_size),
             "" if info.top1 is None else f"{info.top1:.1f}",
             info.paper,
-            info.hub or (f"{info.files} (weft convert)" if info.files else "none"),
+            info.hub or ("authors' files" if info.files else "none"),
         ]
         for info in infos
     ]
@@ -96,6 +88,9 @@ def _print_models(infos: "list[ModelInfo]") -> None:
     for row in [header, *rows]:
         cells = [f"{c:>{w}}" if 1 <= i <= 4 else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         print("  ".join(cells).rstrip())
+    places = sorted({info.files for info in infos if info.files})
+    if places:
+        print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """The one exception that means "the input is wrong, and here is what to do about it"."""
 
 import difflib
+import os
 from collections.abc import Collection
+from pathlib import Path
 
 
 class WeftError(ValueError):
@@ -10,8 +12,9 @@ class WeftError(ValueError):
 
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """` Did you mean 'cvt_13'?`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, words, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(word, words)  # the nearest first
+    best = max(near, key=lambda other: len(os.path.commonprefix([word, other])), default=None)
+    return f" Did you mean {best!r}?" if best else ""
 
 
 def check_switch(**switches: object) -> None:
@@ -45,3 +48,9 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise WeftError(f"{name}={value!r} does not exist; choose from {', '.join(map(repr, choices))}.")
+
+
+def check_writable(folder: Path) -> None:
+    """Raises unless `folder` can be made or is an empty folder: nothing is ever overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WeftError(f"{folder} already exists and is not an empty folder; choose another place.")

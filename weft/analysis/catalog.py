@@ -1,15 +1,14 @@
-"""The models as a table: what each costs, where it comes from, what it reached, which weights exist."""
+"""The models as a table: what each costs, where it comes from, what it reached, which weights exist.
 
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+Counting takes seconds per model, so the table is stored in catalog.json; `make catalog` counts again, and a test
+compares the two.
+"""
 
-import timm
-
-from weft.analysis.cost import count_macs, count_parameters
-from weft.models import ceit, cvt
-
-FAMILIES: dict[str, ModuleType] = {"ceit": ceit, "cvt": cvt}
+import json
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,46 @@ class ModelInfo:
     files: str | None  # where the authors' files are, for `weft convert`
 
 
-def describe(name: str) -> list[ModelInfo]:
-    """One entry for each published training of the model `name`, small pictures first."""
-    tagged = timm.list_models(f"{name}.*", include_tags=True) or [name]
-    return sorted((_info(tag) for tag in tagged), key=lambda info: (info.img_size, info.top1 or 0.0))
+def catalog(filter: str = "") -> list[ModelInfo]:
+    """The stored table, or the part of it whose names match a pattern such as "cvt*" or contain `filter`."""
+    stored = json.loads((files("weft.analysis") / "catalog.json").read_text())
+    pattern = filter if "*" in filter else f"*{filter}*"
+    return [ModelInfo(**entry) for entry in stored if fnmatch(entry["name"], pattern)]
 
 
-def _info(name: str) -> ModelInfo:
+def count_catalog() -> list[ModelInfo]:
+    """The table, counted: one entry for each published training, family by family, small models first."""
+    import timm
+
+    from weft.models.registry import FAMILIES
+
+    infos = [_count(name) for family in FAMILIES for name in timm.list_models(module=family, include_tags=True)]
+    return sorted(infos, key=lambda info: (info.paper, info.parameters, info.img_size, info.top1 or 0.0))
+
+
+def _count(name: str) -> ModelInfo:
+    import timm
+
+    from weft.analysis.cost import count_macs, count_parameters
+    from weft.models.registry import FAMILIES
+
     model = timm.create_model(name, device="meta")
-    cfg: Any = model.pretrained_cfg
-    channels, size, _ = cfg["input_size"]
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg is not None, name
+    channels, size, _ = cfg.input_size
     return ModelInfo(
         name=name,
         parameters=count_parameters(model),
         macs=count_macs(model, (channels, size, size)),
         img_size=size,
-        paper=f"{type(model).__name__}, {cfg['paper_ids']}",
+        paper=f"{type(model).__name__}, {cfg.paper_ids}",
         top1=FAMILIES[name.split("_")[0]].PUBLISHED_TOP1.get(name),
-        hub=cfg.get("hf_hub_id"),
-        files=cfg.get("origin_url"),
+        hub=cfg.hf_hub_id,
+        files=cfg.origin_url,
     )
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name("catalog.json")
+    path.write_text(json.dumps([asdict(info) for info in count_catalog()], indent=2) + "\n")
+    print(f"Wrote {path.name}")

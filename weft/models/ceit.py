@@ -276,7 +276,7 @@ class CeiT(HybridModel):
             if last is not None and last == 0:
                 return x, None, maps
         x = to_nhwc(self.proj(to_nchw(pad_to_multiple(x, self.patch))))  # (B, H, W, C)
-        x, positioned = self.pos_embed(x, self.cls_token.expand(x.shape[0], -1, -1))
+        x, positioned = self.pos_embed(x, present(self.cls_token).expand(x.shape[0], -1, -1))
         x, cls = self.pos_drop(x), self.pos_drop(present(positioned))
 
         class_tokens: list[Tensor] = []

@@ -11,7 +11,7 @@ import safetensors.torch
 import timm
 from torch import nn
 
-from weft.errors import WeftError
+from weft.errors import WeftError, check_writable
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 
@@ -32,13 +32,7 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Se
     return folder
 
 
-def check_writable(folder: Path) -> None:
-    """Raises unless `folder` can be made or is an empty folder: nothing is ever overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise WeftError(f"{folder} already exists and is not an empty folder; choose another place.")
-
-
-def _check_savable(model: nn.Module) -> None:
+def _check_savable(model: nn.Module) -> HybridModel:
     """Raises unless timm can build `model` again from its name and arguments."""
     if not isinstance(model, HybridModel) or not hasattr(model, "model_args"):
         raise WeftError(

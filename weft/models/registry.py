@@ -6,10 +6,10 @@ from typing import Any
 import timm
 from torch import nn
 
-import weft.models  # noqa: F401  registers the models
 from weft.errors import WeftError, did_you_mean
+from weft.models import ceit, cvt
 
-FAMILIES = ("ceit", "cvt")
+FAMILIES = {"ceit": ceit, "cvt": cvt}
 
 
 def list_models(filter: str = "") -> list[str]:
