@@ -1,7 +1,6 @@
 """The one exception that means "the input is wrong, and here is what to do about it"."""
 
 import difflib
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,8 +12,13 @@ class WeftError(ValueError):
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """` Did you mean 'cvt_13'?`, or nothing when no known word is near."""
     near = difflib.get_close_matches(word, words)  # the nearest first
-    best = max(near, key=lambda other: len(os.path.commonprefix([word, other])), default=None)
+    best = max(near, key=lambda other: _common_letters(word, other), default=None)
     return f" Did you mean {best!r}?" if best else ""
+
+
+def _common_letters(a: str, b: str) -> int:
+    """How many letters two words share at their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def check_switch(**switches: object) -> None:
