@@ -24,7 +24,7 @@ test-all: lint timm-tests ## everything: all sizes in timm's own tests, all swit
 lint: $(INSTALLED) ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 	@$(BIN)/python tests/fetch_timm_tests.py
