@@ -225,7 +225,7 @@ def convert(
     names = timm.list_models(module=layout.family)
     if model not in [*names, *timm.list_models(module=layout.family, include_tags=True)]:
         raise WeftError(
-            f"{where} holds {layout.name} weights, and there is no such model as {model!r}; expected one of"
+            f"{where} holds {layout.name} weights, which {model!r} does not take; expected one of"
             f" {', '.join(names)}." + did_you_mean(model, names)
         )
     native, args = _to_native(state, layout, where)
