@@ -149,6 +149,15 @@ def test_stop_early_runs_less_and_changes_nothing(name):
     torch.testing.assert_close(last, maps[1])
 
 
+@every_nano
+def test_pruning_nothing_away_keeps_the_logits(name):
+    model, picture = small(name), torch.randn(1, 3, 48, 48)
+    before = model(picture)
+    levels = len(model.feature_info)
+    assert model.prune_intermediate_layers(levels, prune_head=False) == list(range(levels))
+    torch.testing.assert_close(model(picture), before)
+
+
 def test_ceit_features_are_honest():
     """The stem at stride 4, the ends of the thirds of the encoder at stride 16."""
     features = timm.create_model("ceit_tiny", features_only=True)

@@ -1,4 +1,4 @@
-"""The one exception that means "the input is wrong, and here is what to do about it"."""
+"""The one exception that means "the input is wrong, and here is what to do about it", and the checks that raise it."""
 
 import difflib
 from collections.abc import Collection

@@ -42,8 +42,8 @@ class HybridModel(nn.Module):
         """
         raise NotImplementedError
 
-    def prune_levels(self, last: int) -> None:
-        """Removes every level behind `last`."""
+    def prune_levels(self, last: int, keep_head: bool) -> None:
+        """Removes every level behind `last` and, unless the head is kept, what only the head reads."""
         raise NotImplementedError
 
     def make_head(
@@ -162,7 +162,7 @@ class HybridModel(nn.Module):
     ) -> list[int]:
         """Removes what the maps at `indices` do not need; returns the indices counted from the front."""
         take, last = feature_take_indices(len(self.feature_info), indices)
-        self.prune_levels(last)
+        self.prune_levels(last, keep_head=not prune_head)
         self.feature_info = self.feature_info[: last + 1]
         if prune_norm:
             self.norm = nn.Identity()

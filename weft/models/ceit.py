@@ -294,9 +294,10 @@ class CeiT(HybridModel):
             cls = self.lca(torch.cat(class_tokens, dim=1))
         return x, cls, maps
 
-    def prune_levels(self, last: int) -> None:
+    def prune_levels(self, last: int, keep_head: bool) -> None:
         self.blocks = self.blocks[: last + 1 if self.stem is None else last]
-        self.lca = None  # reads class tokens, which are no feature maps
+        if not keep_head or len(self.blocks) < self.depth:
+            self.lca = None  # reads the class tokens of all blocks, for the head
         if not self.blocks:  # the stem alone
             self.proj, self.pos_embed, self.cls_token = nn.Identity(), nn.Identity(), None
 

@@ -363,7 +363,7 @@ class CvT(HybridModel):
             x, cls = stage(x, token_only=i == len(self.stages) - 1)
         return self.norm(present(cls))
 
-    def prune_levels(self, last: int) -> None:
+    def prune_levels(self, last: int, keep_head: bool) -> None:
         self.stages = self.stages[: last + 1]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
