@@ -3,8 +3,8 @@
 Paper to code:
     section 3.1, eq. 1    Convolutional Token Embedding                 ConvEmbed
     section 3.2, eq. 2    Convolutional Projection (figure 3b, 3c)      conv_projection, Attention
-    figure 2b             Convolutional Transformer Block               Block
-    figure 2a             stage of the hierarchy, class token           Stage
+    figure 2b             Convolutional Transformer Block               Block (hierarchy.TransformerBlock)
+    figure 2a             stage of the hierarchy, class token           Stage (hierarchy.TokenStage)
     table 2               CvT-13, CvT-21, CvT-W24                       VARIANTS
     tables 5 to 8         the arguments pos_embed, embed, stride_kv, projection of CvT
 
@@ -23,22 +23,19 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, QuickGELU, calculate_drop_path_rates, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.layers import QuickGELU, calculate_drop_path_rates
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch, check_widths
-from weft.models.base import HybridModel, build
+from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
+from weft.models.base import build
+from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
 from weft.models.layers import (
     ConvNorm,
-    PairDropPath,
     PositionEmbedding,
-    add,
     grid_size,
-    image_to_map,
     join,
     pad_to_multiple,
-    part,
     present,
     to_nchw,
     to_nhwc,
@@ -135,98 +132,41 @@ class Attention(nn.Module):
         batch, length, dim = x.shape
         return x.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, heads, N, C / heads)
 
-    def forward(self, x: Tensor, cls: Optional[Tensor], token_only: bool = False) -> Tensor:
-        q = present(cls) if token_only else join(cls, self.conv_proj_q(x))
-        q = self.proj_q(q)  # (B, [1 +] H*W, C), or (B, 1, C) where only the class token is wanted
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
+        return self.attend(join(cls, self.conv_proj_q(x)), x, cls)  # (B, [1 +] H*W, C)
+
+    def attend(self, q: Tensor, x: Tensor, cls: Optional[Tensor]) -> Tensor:
+        """The tokens `q` ask the map and the class token."""
         k = self.proj_k(join(cls, self.conv_proj_k(x)))  # (B, [1 +] h*w, C)
         v = self.proj_v(join(cls, self.conv_proj_v(x)))  # (B, [1 +] h*w, C)
         dropout = self.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(
-            self.heads(q), self.heads(k), self.heads(v), dropout_p=dropout, scale=self.scale
+            self.heads(self.proj_q(q)), self.heads(k), self.heads(v), dropout_p=dropout, scale=self.scale
         )
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))  # (B, [1 +] H*W, C)
+        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
 
 
-class Block(nn.Module):
-    """Pre-norm Convolutional Transformer Block on a map and, in the last stage, a class token."""
+class Block(TransformerBlock):
+    """Convolutional Transformer Block, which can also compute the class token alone."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        projection: str,
-        stride_kv: int,
-        mlp_ratio: float,
-        act_layer: type[nn.Module],
-        attn_drop: float,
-        proj_drop: float,
-        drop_path: float,
-        **dd: Any,
-    ):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, **dd)
-        self.attn = Attention(dim, num_heads, projection, stride_kv, attn_drop, proj_drop, **dd)
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop, **dd)
-        self.drop_path = PairDropPath(drop_path)
-
-    def forward(self, x: Tensor, cls: Optional[Tensor], token_only: bool = False) -> tuple[Tensor, Optional[Tensor]]:
-        """`token_only`, for inference, returns the map as it came and computes only what the class token becomes."""
-        if token_only:
-            cls = present(cls)
-            cls = cls + self.attn(self.norm1(x), self.norm1(cls), token_only)
-            return x, cls + self.mlp(self.norm2(cls))
-        y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, add(cls, y_cls)
-        y = self.mlp(self.norm2(join(cls, x)))
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        return x + y_map, add(cls, y_cls)
+    def forward_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
+        cls_normed = self.norm1(cls)
+        cls = cls + self.attn.attend(cls_normed, self.norm1(x), cls_normed)  # pyright: ignore[reportCallIssue]
+        return cls + self.mlp(self.norm2(cls))
 
 
-class Stage(nn.Module):
-    """Token embedding and blocks. (B, H, W, C_in) -> (B, h, w, C), and the class token where the stage has one."""
+class Stage(TokenStage):
+    """Token embedding and blocks; where only the class token is wanted, the last block computes nothing else."""
 
-    def __init__(
-        self,
-        embed: ConvEmbed,
-        cls_token: nn.Parameter | None,
-        pos_embed: PositionEmbedding | None,
-        blocks: Sequence[Block],
-        drop: float,
-    ):
-        super().__init__()
-        self.grad_checkpointing = False
-        self.embed = embed
-        self.cls_token = cls_token
-        self.pos_embed = pos_embed
-        self.drop = nn.Dropout(drop)
-        self.blocks = nn.ModuleList(blocks)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.cls_token is not None:
-            trunc_normal_(self.cls_token, std=0.02)
-
-    def forward(self, x: Tensor, token_only: bool = False) -> tuple[Tensor, Optional[Tensor]]:
-        """`token_only` is for the last block: the map is returned as it was before it."""
-        x = self.embed(x)
-        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
-        if self.pos_embed is not None:
-            x, cls = self.pos_embed(x, cls)
-        x = self.drop(x)
-        if cls is not None:
-            cls = self.drop(cls)
+    def forward_class_token(self, x: Tensor) -> Tensor:
+        x, cls = self.forward_embed(x)
         for i, block in enumerate(self.blocks):
-            token_only_here = token_only and i == len(self.blocks) - 1
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x, cls = checkpoint(block, x, cls, token_only_here)
-            else:
-                x, cls = block(x, cls, token_only_here)
-        return x, cls
+            if i < len(self.blocks) - 1:
+                x, cls = block(x, cls)
+        return self.blocks[-1].forward_class_token(x, present(cls))  # pyright: ignore[reportCallIssue]
 
 
-class CvT(HybridModel):
+class CvT(HierarchicalModel):
     """Convolutional vision Transformer: three stages at strides 4, 8 and 16, class token in the last.
 
     Args:
@@ -270,9 +210,7 @@ class CvT(HybridModel):
     ):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
-        for name, values in (("embed_dims", embed_dims), ("depths", depths), ("num_heads", num_heads)):
-            if len(values) != 3:
-                raise WeftError(f"{name}={values!r} has {len(values)} entries; CvT has three stages.")
+        check_stages(3, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             check_widths(dim, heads)
         check_positive(in_chans=in_chans)
@@ -295,8 +233,6 @@ class CvT(HybridModel):
         drop_paths = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]
 
         self.in_chans = in_chans
-        self.stages = nn.ModuleList()
-        self.feature_info = []
         reduction, widths = 1, (in_chans, *embed_dims)
         for i, dim in enumerate(embed_dims):
             stride = stem_stride if i == 0 else 2
@@ -306,12 +242,11 @@ class CvT(HybridModel):
             blocks = [
                 Block(
                     dim,
-                    num_heads[i],
-                    projections[i],
-                    strides_kv[i][j],
-                    mlp_ratios[i][j],
+                    Attention(
+                        dim, num_heads[i], projections[i], strides_kv[i][j], attn_drop_rate, proj_drop_rate, **dd
+                    ),
+                    int(dim * mlp_ratios[i][j]),
                     ACTIVATIONS[act_layer],
-                    attn_drop_rate,
                     proj_drop_rate,
                     drop_paths[i][j],
                     **dd,
@@ -325,8 +260,7 @@ class CvT(HybridModel):
                 blocks,
                 proj_drop_rate,
             )
-            self.stages.append(stage)
-            self.feature_info.append(dict(num_chs=dim, reduction=reduction, module=f"stages.{i}"))
+            self.add_stage(stage, dim, reduction)
         norm = nn.LayerNorm(embed_dims[-1], **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
@@ -337,19 +271,6 @@ class CvT(HybridModel):
             bound = linear.in_features**-0.5
             nn.init.uniform_(linear.bias, -bound, bound)
 
-    def forward_trunk(
-        self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
-    ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
-        x = image_to_map(x)
-        cls: Optional[Tensor] = None
-        maps: list[Tensor] = []
-        for i, stage in enumerate(self.stages):
-            if last is None or i <= last:
-                x, cls = stage(x)
-                if take is not None and i in take:
-                    maps.append(x)
-        return x, cls, maps
-
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.global_pool == "token":
             return self.forward_head(self.forward_class_token(x))
@@ -357,33 +278,8 @@ class CvT(HybridModel):
 
     def forward_class_token(self, x: Tensor) -> Tensor:
         """`forward_features` without the map, (B, 1, C): a fifteenth of CvT-13's work is not needed for the logits."""
-        x = image_to_map(x)
-        cls: Optional[Tensor] = None
-        for i, stage in enumerate(self.stages):
-            x, cls = stage(x, token_only=i == len(self.stages) - 1)
-        return self.norm(present(cls))
-
-    def prune_levels(self, last: int, keep_head: bool) -> None:
-        self.stages = self.stages[: last + 1]
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        blocks = [
-            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
-            (r"^stages\.(\d+)", (0,)),  # the embedding of a later stage goes with its first block
-            (r"^norm", (99999,)),
-        ]
-        return dict(stem=r"^stages\.0\.(?:embed|pos_embed)", blocks=r"^stages\.(\d+)" if coarse else blocks)
-
-    def no_weight_decay(self) -> set[str]:
-        return {"*.cls_token", "*.pos_embed.*"}
-
-
-def spread(name: str, value: Any, count: int) -> list[Any]:
-    """One value `count` times, or a list of `count` values as it is."""
-    values = list(value) if isinstance(value, list | tuple) else [value] * count
-    if len(values) != count:
-        raise WeftError(f"{name}={value!r} has {len(values)} entries; give one value, or a list of {count}.")
-    return values
+        x, _, _ = self.forward_trunk(x, last=len(self.stages) - 2)
+        return self.norm(self.stages[-1].forward_class_token(x))  # pyright: ignore[reportCallIssue]
 
 
 def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:
