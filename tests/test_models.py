@@ -401,7 +401,7 @@ def test_exports_with_dynamic_batch_height_and_width(name, args):
         ("cvt_13", dict(stride_kv=3), "1, 2"),
         ("cvt_13", dict(stride_kv=(2, 2, (1, 2))), "2 entries"),
         ("cvt_13", dict(mlp_ratio=(2.0, 4.0)), "2 entries"),
-        ("cvt_13", dict(depths=(1, 2)), "three stages"),
+        ("cvt_13", dict(depths=(1, 2)), "3 stages"),
         ("cvt_13", dict(num_heads=(1, 3, 7)), "does not divide"),
         ("cvt_13", dict(mlp_ratio="4"), "positive number"),
         ("cvt_13", dict(img_size="big", pos_embed="every"), "positive number"),

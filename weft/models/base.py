@@ -93,7 +93,8 @@ class HybridModel(nn.Module):
 
     def _init_linear(self, linear: nn.Linear) -> None:
         trunc_normal_(linear.weight, std=0.02)
-        nn.init.zeros_(linear.bias)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
 
     # Forward ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +201,13 @@ def _classifier(
     num_features: int, num_classes: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module:
     return nn.Linear(num_features, num_classes, device=device, dtype=dtype) if num_classes > 0 else nn.Identity()
+
+
+def with_first_conv(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of an entry point whose switches put another convolution than the default at the picture."""
+    if isinstance(kwargs.get("pretrained_cfg"), dict):  # of a saved model, which knows
+        return kwargs
+    return dict(kwargs, pretrained_cfg_overlay=dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv=name))
 
 
 def build(

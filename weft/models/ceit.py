@@ -27,7 +27,7 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
-from weft.models.base import HybridModel, build
+from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
     ConvNorm,
     LinearNorm,
@@ -363,9 +363,8 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     defaults = VARIANTS[variant]
     third = kwargs.get("depth", defaults["depth"]) // 3
     out_indices = (0, -1 - 2 * third, -1 - third, -1)  # the stem, and the ends of the thirds of the blocks
-    if kwargs.get("i2t_layers") == "none" and not isinstance(kwargs.get("pretrained_cfg"), dict):
-        overlay = dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv="proj")
-        kwargs = dict(kwargs, pretrained_cfg_overlay=overlay)
+    if kwargs.get("i2t_layers") == "none":
+        kwargs = with_first_conv(kwargs, "proj")
     return build(CeiT, variant, pretrained, defaults, kwargs, out_indices)
 
 

@@ -1,7 +1,7 @@
 """CvT: Introducing Convolutions to Vision Transformers (Wu et al., ICCV 2021, arXiv 2103.15808).
 
 Paper to code:
-    section 3.1, eq. 1    Convolutional Token Embedding                 ConvEmbed
+    section 3.1, eq. 1    Convolutional Token Embedding                 layers.ConvEmbed
     section 3.2, eq. 2    Convolutional Projection (figure 3b, 3c)      conv_projection, Attention
     figure 2b             Convolutional Transformer Block               Block (hierarchy.TransformerBlock)
     figure 2a             stage of the hierarchy, class token           Stage (hierarchy.TokenStage)
@@ -28,14 +28,15 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
-from weft.models.base import build
+from weft.models.base import build, with_first_conv
+from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
 from weft.models.layers import (
+    ConvEmbed,
     ConvNorm,
     PositionEmbedding,
     grid_size,
     join,
-    pad_to_multiple,
     present,
     to_nchw,
     to_nhwc,
@@ -49,30 +50,11 @@ POSITIONS = {  # the stages that have a position embedding
     "last": (False, False, True),
     "every": (True, True, True),
 }
-EMBEDDINGS = ("conv", "patch")
+EMBEDDINGS = ("conv", "patch", "ce")
 PROJECTIONS = ("conv", "avg", "linear")
 ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU}
 KV_STRIDES = (1, 2)
 STEM_STRIDES = (1, 2, 4)
-
-
-class ConvEmbed(nn.Module):
-    """Convolutional Token Embedding: an overlapping strided convolution and LayerNorm, (B, H, W, C_in) -> (B, h, w, C).
-
-    The "patch" kind of table 6 does not overlap: its kernel is its stride. It pads, so that no pixel is lost.
-    """
-
-    def __init__(self, kind: str, in_chs: int, dim: int, stride: int, stem: bool, **dd: Any):
-        super().__init__()
-        kernel = stride if kind == "patch" else 7 if stem else 3
-        padding = 0 if kind == "patch" else 2 if stride == 4 else kernel // 2
-        self.multiple = stride if kind == "patch" else 1
-        self.proj = nn.Conv2d(in_chs, dim, kernel, stride, padding, **dd)
-        self.norm = nn.LayerNorm(dim, **dd)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = pad_to_multiple(x, self.multiple)
-        return self.norm(to_nhwc(self.proj(to_nchw(x))))
 
 
 class AvgProjection(nn.Module):
@@ -177,7 +159,7 @@ class CvT(HierarchicalModel):
         stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. With embed="conv" weights keep their shapes.
         stride_kv, mlp_ratio: one value, one per stage, or one list per stage with a value per block (table 7, NAS).
         projection: "conv", "avg" or "linear"; one value or one per stage (table 8).
-        embed: "conv" or "patch", overlapping or not (table 6).
+        embed: "conv" or "patch", overlapping or not (table 6); "ce" is CETNet's convolutional embedding.
         pos_embed: "none", "first", "last" or "every": the stages with position embeddings (table 5).
         act_layer: "quick_gelu" (released weights) or "gelu".
         drop_rate: dropout before the classifier. proj_drop_rate, attn_drop_rate: inside the blocks.
@@ -253,8 +235,13 @@ class CvT(HierarchicalModel):
                 )
                 for j in range(depths[i])
             ]
+            token_embed: nn.Module = (
+                conv_embedding(i, widths[i], dim, stem_stride, **dd)
+                if embed == "ce"
+                else ConvEmbed(embed, widths[i], dim, stride, stem=i == 0, **dd)
+            )
             stage = Stage(
-                ConvEmbed(embed, widths[i], dim, stride, stem=i == 0, **dd),
+                token_embed,
                 nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
                 PositionEmbedding(grid, dim, has_class_token, **dd) if POSITIONS[pos_embed][i] else None,
                 blocks,
@@ -352,6 +339,8 @@ PUBLISHED_TOP1 = {
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    if kwargs.get("embed") == "ce":
+        kwargs = with_first_conv(kwargs, "stages.0.embed.units.0.conv")
     return build(CvT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2))
 
 

@@ -6,7 +6,7 @@ the way from attention to convolution and back. The class token travels beside t
 wants both as one sequence, `join` glues them, and that is the one kind of copy there is.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ def present(x: Optional[Tensor]) -> Tensor:
     return x
 
 
-def _graph_is_for_one_size() -> bool:
+def graph_is_for_one_size() -> bool:
     """False inside torch.export, where the graph must hold for every size and no shortcut may be taken."""
     if torch.jit.is_scripting():
         return True
@@ -76,7 +76,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     _, height, width, _ = x.shape
     bottom = ((height - 1) // multiple + 1) * multiple - height  # in this form torch.export can tell it is positive
     right = ((width - 1) // multiple + 1) * multiple - width
-    if _graph_is_for_one_size() and bottom == 0 and right == 0:
+    if graph_is_for_one_size() and bottom == 0 and right == 0:
         return x
     return F.pad(x, (0, 0, 0, right, 0, bottom))
 
@@ -84,12 +84,30 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 @register_notrace_function
 def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
     """Bicubic resize of an (H, W, C) grid of positions, as DeiT does it (no anti-aliasing)."""
-    if _graph_is_for_one_size() and grid.shape[0] == height and grid.shape[1] == width:
+    if graph_is_for_one_size() and grid.shape[0] == height and grid.shape[1] == width:
         return grid
     wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
     nchw = to_nchw(wide.unsqueeze(0))
     resized = F.interpolate(nchw, size=(height, width), mode="bicubic", align_corners=False)
     return to_nhwc(resized).squeeze(0).to(grid.dtype)
+
+
+def to_windows(x: Tensor, height: int, width: int, num_heads: int) -> Tensor:
+    """Cuts a (B, H, W, C) map, which the window must divide, into windows and heads in one copy.
+
+    (B, H, W, heads * d) -> (B, windows * heads, height * width, d): what attention takes, with a bias per window and
+    head that is the same for all pictures.
+    """
+    batch, rows, columns, dim = x.shape
+    x = x.view(batch, rows // height, height, columns // width, width, num_heads, dim // num_heads)
+    return x.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, height * width, dim // num_heads)
+
+
+def from_windows(x: Tensor, height: int, width: int, rows: int, columns: int) -> Tensor:
+    """Undoes `to_windows`: the (B, rows, columns, C) map."""
+    batch, _, _, head_dim = x.shape
+    x = x.view(batch, rows // height, columns // width, -1, height, width, head_dim)
+    return x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows, columns, -1)
 
 
 class MaxPool(nn.Module):
@@ -101,7 +119,7 @@ class MaxPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = to_nchw(x)
-        if _graph_is_for_one_size():
+        if graph_is_for_one_size():
             return to_nhwc(F.max_pool2d(x, 3, self.stride, padding=1))
         # The same numbers. torch 2.11 cannot export a strided pooling for every size, a slice it can.
         return to_nhwc(F.max_pool2d(x, 3, 1, padding=1))[:, :: self.stride, :: self.stride].contiguous()
@@ -161,6 +179,26 @@ class LinearNorm(nn.Module):
     def fuse(self) -> None:
         if isinstance(self.bn, nn.BatchNorm2d):
             self.linear, self.bn = fuse_linear_bn_eval(self.linear, self.bn), nn.Identity()
+
+
+class ConvEmbed(nn.Module):
+    """Token embedding: a strided convolution and LayerNorm, (B, H, W, C_in) -> (B, h, w, C).
+
+    "conv", the overlapping one of CvT and CSWin, has 7x7 kernels at the picture and 3x3 kernels behind it. The kernel of
+    "patch", that of Swin and PVT, is its stride; it pads, so that no pixel is lost.
+    """
+
+    def __init__(self, kind: str, in_chs: int, dim: int, stride: int, stem: bool, **dd: Any):
+        super().__init__()
+        kernel = stride if kind == "patch" else 7 if stem else 3
+        padding = 0 if kind == "patch" else 2 if stride == 4 else kernel // 2
+        self.multiple = stride if kind == "patch" else 1
+        self.proj = nn.Conv2d(in_chs, dim, kernel, stride, padding, **dd)
+        self.norm = nn.LayerNorm(dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = pad_to_multiple(x, self.multiple)
+        return self.norm(to_nhwc(self.proj(to_nchw(x))))
 
 
 class PositionEmbedding(nn.Module):

@@ -7,9 +7,9 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ceit, cvt
+from weft.models import ceit, cetnet, cvt
 
-FAMILIES = {"ceit": ceit, "cvt": cvt}
+FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt}
 
 
 def list_models(filter: str = "") -> list[str]:

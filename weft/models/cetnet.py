@@ -1,0 +1,444 @@
+"""CETNet: Convolutional Embedding Makes Hierarchical Vision Transformer Stronger (Wang et al., ECCV 2022, 2207.13317).
+
+Paper to code:
+    section 3.1, figure 3     Convolutional Embedding (CE), stem                ce.conv_embedding
+    section 3.2, eqs. 1-6     Locally Enhanced Window attention (LEWin)         LEWinAttention, LEWinBlock
+    section 3.3               CETNet-T, CETNet-S, CETNet-B                      VARIANTS
+    table 4                   without LEWin, shallow-wide, other embeddings     le, embed_dim and depths, embed
+    tables 5 and 6            layers and basic unit of the CE                   ce_layers, ce_expand, ce_unit
+    table 8                   where convolutions and where transformers are     pattern
+
+No code was ever published and the paper's supplement is not public. What the text leaves open is solved for from its
+parameter counts, which all variants meet:
+    - depths of CETNet-S and -B are 4, 4, 30, 2;
+    - q, k and v have a depth-wise convolution each, as in CvT (`le="qkv"`). Equations 1 and 4 have one convolution in
+      front of the norm, and the residual starts behind it (`le="pre"`); 0.13 M parameters fewer than counted;
+    - the convolution sees the whole map, not the window;
+    - drop path rates and initialisation are Swin's.
+The paper counts MACs without the attention products and, at 384 pixels, without the padding of windows. Windows that do
+not fit are padded, and nothing attends to the padding. In a map that one window covers, windows are not shifted, as in
+Swin. `pattern` and the basic units of table 6 are Weft's constructions: the paper names the rows, not how they are built.
+`cetnet_nano` is Weft's own, for pictures of 28 to 96 pixels.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, Mlp, RelPosBias, calculate_drop_path_rates
+from timm.models import generate_default_cfgs, register_model, register_notrace_function
+from timm.models.swin_transformer import PatchMerging
+from torch import Tensor, nn
+
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_widths
+from weft.models.base import build, with_first_conv
+from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv
+from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
+from weft.models.layers import (
+    ConvEmbed,
+    ConvNorm,
+    PointwiseConv,
+    from_windows,
+    graph_is_for_one_size,
+    grid_size,
+    pad_to_multiple,
+    to_nchw,
+    to_nhwc,
+    to_windows,
+)
+
+__all__ = ["CETNet"]
+
+LOCAL_ENHANCEMENTS = ("qkv", "pre", "none")
+EMBEDDINGS = ("ce", "conv", "patch")
+PATTERN = "C-T-C-T-C-T-C-T"
+EMBED_BLOCKS = 2  # LEWin blocks of a T in the place of an embedding
+
+
+# Shifted windows ------------------------------------------------------------------------------------------------
+
+
+def _shift(size: int, window: int) -> int:
+    """Half a window, but nothing where one window covers the axis: written so that torch.export need not know which."""
+    if torch.jit.is_scripting():
+        return window // 2 * min(1, (size - 1) // window)
+    else:  # not compiled by TorchScript
+        return window // 2 * torch.sym_min(1, (size - 1) // window)
+
+
+def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column that each place of each window holds, both (windows, window ** 2).
+
+    Places at or behind `height` or `width` are padding. In torch.export, which tells one window from several, there is
+    one window more than needed, so that there always are several.
+    """
+    rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
+    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    count = rows * columns if graph_is_for_one_size() else rows * columns + 1
+    windows, places = torch.arange(count, device=device)[:, None], torch.arange(window**2, device=device)
+    y = windows // columns * window + places // window + down
+    x = windows % columns * window + places % window + right
+    return y % (rows * window), x % (columns * window)
+
+
+@register_notrace_function
+def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor:
+    """(B, H, W, C) -> (B, windows * heads, window ** 2, C / heads), padded, and shifted if told to.
+
+    torch.export cannot follow the views of `to_windows` for every size. It gets the same windows by gathering, as
+    (B, windows, heads, window ** 2, C / heads).
+    """
+    _, height, width, _ = x.shape
+    if not graph_is_for_one_size():
+        rows, columns = _pixels(height, width, window, shifted, x.device)
+        index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
+        return x.flatten(1, 2)[:, index].unflatten(3, (num_heads, -1)).transpose(2, 3)
+    x = pad_to_multiple(x, window)
+    if shifted:
+        x = torch.roll(x, (-_shift(height, window), -_shift(width, window)), (1, 2))
+    return to_windows(x, window, window, num_heads)
+
+
+@register_notrace_function
+def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
+    """Undoes `cut_windows`: the (B, height, width, C) map."""
+    rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
+    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    if not graph_is_for_one_size():
+        y = (torch.arange(height, device=x.device) - down) % (rows * window)
+        z = (torch.arange(width, device=x.device) - right) % (columns * window)
+        index = ((y // window * columns)[:, None] + z // window) * window * window  # of the window's first pixel
+        index = index + (y % window * window)[:, None] + z % window
+        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, index]
+    x = from_windows(x, window, window, rows * window, columns * window)
+    if shifted:
+        x = torch.roll(x, (down, right), (1, 2))
+    if rows * window == height and columns * window == width:
+        return x
+    return x[:, :height, :width]
+
+
+@register_notrace_function
+def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
+    """The position bias (1, heads, N, N) for every window, masked where that is needed.
+
+    A shifted window at the border holds the two ends of the map, which do not see each other; no pixel sees padding.
+    Returns (1, windows * heads, N, N), in torch.export (1, windows, heads, N, N).
+    """
+    if graph_is_for_one_size() and not shifted and height % window == 0 and width % window == 0:
+        windows = height // window * (width // window)
+        return bias.expand(windows, -1, -1, -1).flatten(0, 1).unsqueeze(0)
+    y, x = _pixels(height, width, window, shifted, bias.device)
+    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    end = 2 * (y < down).int() + (x < right).int()  # what the shift moved here from the other end of the map
+    real = (y < height) & (x < width)
+    seen = (end[:, :, None] == end[:, None, :]) & real[:, None, :]
+    seen = seen | ~real[:, :, None]  # what padding sees is thrown away, but must not be NaN
+    mask = torch.zeros(seen.shape, device=bias.device, dtype=bias.dtype).masked_fill(~seen, float("-inf"))
+    bias = bias + mask.unsqueeze(1)  # (windows, heads, N, N)
+    return (bias.flatten(0, 1) if graph_is_for_one_size() else bias).unsqueeze(0)
+
+
+class LEWinAttention(nn.Module):
+    """Window attention whose q, k and v come, with `le="qkv"`, from depth-wise convolutions of the map."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        shifted: bool,
+        le: str,
+        attn_drop: float,
+        proj_drop: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.num_heads, self.window, self.shifted, self.attn_drop = num_heads, window, shifted, attn_drop
+        convolution = le == "qkv"
+        self.conv_q = local_conv(dim, **dd) if convolution else nn.Identity()
+        self.conv_k = local_conv(dim, **dd) if convolution else nn.Identity()
+        self.conv_v = local_conv(dim, **dd) if convolution else nn.Identity()
+        self.q = nn.Linear(dim, dim, **dd)
+        self.k = nn.Linear(dim, dim, **dd)
+        self.v = nn.Linear(dim, dim, **dd)
+        self.rel_pos = RelPosBias((window, window), num_heads, **dd)
+        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, height, width, _ = x.shape
+        q = cut_windows(self.q(self.conv_q(x)), self.window, self.shifted, self.num_heads)
+        k = cut_windows(self.k(self.conv_k(x)), self.window, self.shifted, self.num_heads)
+        v = cut_windows(self.v(self.conv_v(x)), self.window, self.shifted, self.num_heads)
+        bias = window_bias(self.rel_pos.get_bias(), self.window, self.shifted, height, width)
+        dropout = self.attn_drop if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        y = join_windows(y, self.window, self.shifted, height, width)
+        return self.proj_drop(self.proj(y))
+
+
+def local_conv(dim: int, **dd: Any) -> ConvNorm:
+    return ConvNorm(dim, dim, 3, padding=1, groups=dim, **dd)
+
+
+class LEWinBlock(nn.Module):
+    """Locally Enhanced Window block on a (B, H, W, C) map. With `le="none"` it is Swin's block."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        shifted: bool,
+        le: str,
+        mlp_ratio: float,
+        attn_drop: float,
+        proj_drop: float,
+        drop_path: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.conv = local_conv(dim, **dd) if le == "pre" else nn.Identity()  # eqs. 1 and 4
+        self.norm1 = nn.LayerNorm(dim, **dd)
+        self.attn = LEWinAttention(dim, num_heads, window, shifted, le, attn_drop, proj_drop, **dd)
+        self.norm2 = nn.LayerNorm(dim, **dd)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **dd)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x = x + self.drop_path(self.attn(self.norm1(x)))  # eqs. 2 and 5
+        return x + self.drop_path(self.mlp(self.norm2(x)))  # eqs. 3 and 6
+
+
+# Table 8 --------------------------------------------------------------------------------------------------------
+
+
+class ConvBlock(nn.Module):
+    """A C in the place of a transformer block and about as heavy as its 12 C^2 weights.
+
+    Three MBConvs of 4 C^2 each, in the first stage one Fused-MBConv of 20 C^2.
+    """
+
+    def __init__(self, dim: int, stage: int, drop_path: float, **dd: Any):
+        super().__init__()
+        unit, count = (fused_mbconv, 1) if stage == 0 else (mbconv, 3)
+        self.units = nn.Sequential(*(unit(dim, dim, 1, 2, drop_path, **dd) for _ in range(count)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nhwc(self.units(to_nchw(x)))
+
+
+class TransformerEmbed(nn.Module):
+    """A T in the place of an embedding: patches or 2x2 means, LEWin blocks at the width that comes in, a 1x1 layer."""
+
+    def __init__(self, reduce: nn.Module, blocks: Sequence[LEWinBlock], in_chs: int, dim: int, **dd: Any):
+        super().__init__()
+        self.reduce = reduce
+        self.blocks = nn.Sequential(*blocks)
+        self.proj = PointwiseConv(in_chs, dim, **dd) if in_chs != dim else nn.Identity()
+        self.norm = nn.LayerNorm(dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.proj(self.blocks(self.reduce(x))))
+
+
+class HalvingPool(nn.Module):
+    """Means over 2x2 pixels, (B, H, W, C) -> (B, H / 2, W / 2, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nhwc(F.avg_pool2d(to_nchw(pad_to_multiple(x, 2)), 2))
+
+
+def parse_pattern(pattern: str) -> list[str]:
+    slots = pattern.split("-") if isinstance(pattern, str) else []
+    if len(slots) != 8 or set(slots) - {"C", "T"}:
+        raise WeftError(f"pattern={pattern!r} does not exist; give eight letters C or T, such as {PATTERN!r}.")
+    return slots
+
+
+# The network ----------------------------------------------------------------------------------------------------
+
+
+class CETNet(HierarchicalModel):
+    """Hierarchical transformer with convolutions between its stages, at strides 4, 8, 16 and 32.
+
+    Args:
+        img_size: default picture size; no weight depends on it.
+        global_pool: "avg", "max", "avgmax", or "" for none.
+        embed_dim: D, the width of the first stage; it doubles from stage to stage.
+        depths, num_heads: blocks and heads, one number per stage.
+        window_size: side of the attention windows. mlp_ratio: expansion of the MLP.
+        le: local enhancement of the attention: "qkv" (the counts), "pre" (the equations), "none" (Swin; table 4).
+        embed: "ce", or CvT's "conv", or Swin's "patch" embedding and merging (table 4).
+        ce_unit: "fused" (Fused-MBConv, then MBConv), "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet"
+            (table 6).
+        ce_layers: 1, 3, 5 or 7 layers in each CE (table 5).
+        ce_expand: expansions of the MBConvs of a CE, over and over; table 5 was made with (2, 1).
+        pattern: embedding and stage of each of the four stages, C for convolution, T for transformer (table 8).
+        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes.
+        drop_rate: dropout before the classifier. proj_drop_rate, attn_drop_rate: inside the blocks.
+        drop_path_rate: stochastic depth of the last block; grows linearly over all blocks.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 64,
+        depths: Sequence[int] = (2, 2, 18, 2),
+        num_heads: Sequence[int] = (2, 4, 8, 16),
+        window_size: int = 7,
+        mlp_ratio: float = 4.0,
+        le: str = "qkv",
+        embed: str = "ce",
+        ce_unit: str = "fused",
+        ce_layers: int = 5,
+        ce_expand: Sequence[int] = (2,),
+        pattern: str = PATTERN,
+        stem_stride: int = 4,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        check_stages(4, depths=depths, num_heads=num_heads)
+        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size, mlp_ratio=mlp_ratio)
+        check_choice("le", le, LOCAL_ENHANCEMENTS)
+        check_choice("embed", embed, EMBEDDINGS)
+        check_choice("stem_stride", stem_stride, STEM_STRIDES)
+        check_embedding(ce_unit, ce_layers, ce_expand)
+        check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
+        check_rates(drop_path_rate=drop_path_rate)
+        grid_size(img_size, 1)  # raises for what is no size
+        slots = parse_pattern(pattern)
+        dims = [embed_dim * 2**i for i in range(4)]
+        for dim, heads in zip(dims, num_heads, strict=True):
+            check_widths(dim, heads)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+
+        self.in_chans = in_chans
+
+        def lewin(stage: int, shifted: bool, drop_path: float) -> LEWinBlock:
+            return LEWinBlock(
+                dims[stage],
+                num_heads[stage],
+                window_size,
+                shifted,
+                le,
+                mlp_ratio,
+                attn_drop_rate,
+                proj_drop_rate,
+                drop_path,
+                **dd,
+            )
+
+        def embedding(stage: int, in_chs: int, dim: int) -> nn.Module:
+            stride = stem_stride if stage == 0 else 2
+            if slots[2 * stage] == "T":
+                reduce = HalvingPool() if stage else ConvEmbed("patch", in_chs, dim, stride, stem=True, **dd)
+                source = max(stage - 1, 0)  # the stage whose width the blocks have
+                blocks = [lewin(source, i % 2 == 1, 0.0) for i in range(EMBED_BLOCKS)]
+                return TransformerEmbed(reduce, blocks, dims[source], dim, **dd)
+            if embed == "ce":
+                return conv_embedding(stage, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
+            if embed == "patch" and stage:
+                return PatchMerging(in_chs, dim, **dd)
+            return ConvEmbed(embed, in_chs, dim, stride, stem=stage == 0, **dd)
+
+        reduction = stem_stride
+        for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):
+            blocks = [
+                lewin(i, j % 2 == 1, drop_paths[i][j])
+                if slots[2 * i + 1] == "T"
+                else ConvBlock(dim, i, drop_paths[i][j], **dd)
+                for j in range(depths[i])
+            ]
+            self.add_stage(MapStage(embedding(i, in_chs, dim), blocks), dim, reduction)
+            reduction *= 2
+        norm = nn.LayerNorm(dims[-1], **dd)
+        self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
+        self.init_weights(needs_reset=False)
+
+
+# Variants -------------------------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cetnet_nano": dict(
+        embed_dim=24, depths=(1, 1, 4, 1), num_heads=(1, 2, 4, 8), stem_stride=2, window_size=4, drop_path_rate=0.1
+    ),
+    "cetnet_tiny": dict(embed_dim=64, depths=(2, 2, 18, 2), num_heads=(2, 4, 8, 16), drop_path_rate=0.2),
+    "cetnet_small": dict(embed_dim=64, depths=(4, 4, 30, 2), num_heads=(2, 4, 8, 16), drop_path_rate=0.3),
+    "cetnet_base": dict(embed_dim=96, depths=(4, 4, 30, 2), num_heads=(3, 6, 12, 24), drop_path_rate=0.5),
+}
+
+
+def _cfg(size: int = 224, pool: int = 7, **kwargs: Any) -> dict[str, Any]:
+    # The authors evaluate 384 pixels without a centre crop.
+    crop = dict(crop_pct=1.0) if size == 384 else dict(crop_pct=0.875)
+    return dict(
+        input_size=(3, size, size),
+        pool_size=(pool, pool),
+        **crop,
+        interpolation="bicubic",
+        first_conv="stages.0.embed.units.0.conv",
+        classifier="head",
+        license="apache-2.0",
+        paper_ids="arXiv:2207.13317",
+        paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
+        **kwargs,
+    )
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "cetnet_nano": _cfg(64, 4),
+        "cetnet_tiny": _cfg(),
+        "cetnet_small": _cfg(),
+        "cetnet_base": _cfg(),
+    }
+)
+
+# ImageNet-1k top-1 in percent, table 1 of the paper.
+PUBLISHED_TOP1 = {"cetnet_tiny": 82.7, "cetnet_small": 83.4, "cetnet_base": 83.8}
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    if str(kwargs.get("pattern", PATTERN)).startswith("T"):
+        kwargs = with_first_conv(kwargs, "stages.0.embed.reduce.proj")
+    elif kwargs.get("embed", "ce") != "ce":
+        kwargs = with_first_conv(kwargs, "stages.0.embed.proj")
+    return build(CETNet, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2, 3))
+
+
+@register_model
+def cetnet_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CETNet for small pictures, Weft's own: 1.3 M parameters, strides 2, 4, 8 and 16."""
+    return _create("cetnet_nano", pretrained, kwargs)
+
+
+@register_model
+def cetnet_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CETNet-T, 23.4 M parameters."""
+    return _create("cetnet_tiny", pretrained, kwargs)
+
+
+@register_model
+def cetnet_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CETNet-S, 33.5 M parameters."""
+    return _create("cetnet_small", pretrained, kwargs)
+
+
+@register_model
+def cetnet_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CETNet-B, 74.6 M parameters."""
+    return _create("cetnet_base", pretrained, kwargs)
