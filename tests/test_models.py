@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from tests.conftest import randomise
-from tests.variants import CEIT, CVT, SWITCHES
+from tests.variants import SMALL, SWITCHES
+from weft.analysis.catalog import catalog
 from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
 
-NANOS = ["cvt_nano", "ceit_nano"]
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
 # Compilers take seconds each: a selection that covers every kind of module, and all of them in `make test-all`.
 QUICK = {
@@ -27,16 +27,19 @@ QUICK = {
     "ceit-leff-0-bn",
     "ceit-no-lca",
     "ceit-stem-4",
+    "cetnet",
+    "cetnet-ce-dense",
+    "cetnet-T-C-T-C-T-C-T-C",
 }
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),
     [pytest.param(*s, id=key, marks=() if key in QUICK else pytest.mark.slow) for key, s in SWITCHES.items()],
 )
-every_nano = pytest.mark.parametrize("name", NANOS)
+every_family = pytest.mark.parametrize("name", SMALL)
 
 
 def small(name: str, **args) -> nn.Module:
-    return randomise(timm.create_model(name, **{**(CVT if name == "cvt_nano" else CEIT), **args}))
+    return randomise(timm.create_model(name, **{**SMALL[name], **args}))
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------
@@ -61,7 +64,7 @@ def test_any_height_and_width(name, args):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(9, 120), st.integers(9, 120), st.sampled_from(NANOS))
+@given(st.integers(9, 120), st.integers(9, 120), st.sampled_from([*SMALL]))
 def test_batch_does_not_matter(height, width, name):
     """A picture gets the same logits alone and in a batch, at any size."""
     model = small(name)
@@ -89,16 +92,19 @@ def test_positions_resize_as_in_deit():
     assert resize_grid(grid, 14, 14) is grid
 
 
-@every_nano
-def test_img_size_sets_the_positions(name):
-    model = timm.create_model(name, img_size=(48, 80), **({"pos_embed": "every"} if name == "cvt_nano" else {}))
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [("cvt_nano", dict(pos_embed="every"), [(24, 40), (12, 20), (6, 10)]), ("ceit_nano", {}, [(12, 20)])],
+)
+def test_img_size_sets_the_positions(name, args, expected):
+    model = timm.create_model(name, img_size=(48, 80), **args)
     grids = [p.shape[:2] for n, p in model.named_parameters() if n.endswith("pos_embed.grid")]
-    assert grids == ([(24, 40), (12, 20), (6, 10)] if name == "cvt_nano" else [(12, 20)])
+    assert grids == expected
     tagged = timm.create_model("ceit_tiny.in1k_384", device="meta")
     assert tagged.pos_embed.grid.shape == (24, 24, 192)
 
 
-@pytest.mark.parametrize("name", ["cvt_13", "ceit_tiny"])
+@pytest.mark.parametrize("name", ["cvt_13", "ceit_tiny", "cetnet_tiny"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_stem_stride_keeps_the_weights(name, stride):
     usual = timm.create_model(name, device="meta", img_size=32)
@@ -125,20 +131,21 @@ def test_features_only_is_forward_intermediates(name, args):
         torch.testing.assert_close(got, want)
 
 
-@every_nano
+@every_family
 def test_forward_is_head_of_features(name):
     model = small(name)
     picture = torch.randn(2, 3, 40, 56)
     torch.testing.assert_close(model(picture), model.forward_head(model.forward_features(picture)))
     final, maps = model.forward_intermediates(picture, norm=True)
     torch.testing.assert_close(final, model.forward_features(picture))
-    tokens = maps[-1].flatten(2).transpose(1, 2)
-    torch.testing.assert_close(tokens, final[:, 1:])  # the last map, normalised, is what the head sees
+    tokens = final if final.ndim == 3 else final.flatten(2).transpose(1, 2)
+    last = maps[-1].flatten(2).transpose(1, 2)
+    torch.testing.assert_close(last, tokens[:, model.num_prefix_tokens :])  # normalised, it is what the head sees
     _, nhwc = model.forward_intermediates(picture, norm=True, output_fmt="NHWC")
     torch.testing.assert_close(nhwc[-1].permute(0, 3, 1, 2), maps[-1])
 
 
-@every_nano
+@every_family
 def test_stop_early_runs_less_and_changes_nothing(name):
     model = small(name)
     picture = torch.randn(1, 3, 48, 48)
@@ -149,7 +156,7 @@ def test_stop_early_runs_less_and_changes_nothing(name):
     torch.testing.assert_close(last, maps[1])
 
 
-@every_nano
+@every_family
 def test_pruning_nothing_away_keeps_the_logits(name):
     model, picture = small(name), torch.randn(1, 3, 48, 48)
     before = model(picture)
@@ -166,19 +173,22 @@ def test_ceit_features_are_honest():
     assert features.feature_info.module_name() == ["stem", "blocks.3", "blocks.7", "blocks.11"]
 
 
-@pytest.mark.parametrize("name", ["cvt_nano", "ceit_nano"])
+@every_family
 def test_pooling(name):
     """Every pooling is what its name says, over the map without the class token."""
     model = small(name, num_classes=0, img_size=48)
     picture = torch.randn(2, 3, 48, 48)
     features = model.forward_features(picture)
+    tokens = features if features.ndim == 3 else features.flatten(2).transpose(1, 2)
+    prefix, spatial = tokens[:, : model.num_prefix_tokens], tokens[:, model.num_prefix_tokens :]
     expected = {
-        "token": features[:, 0],
-        "avg": features[:, 1:].mean(1),
-        "max": features[:, 1:].amax(1),
-        "avgmax": (features[:, 1:].mean(1) + features[:, 1:].amax(1)) / 2,
+        "avg": spatial.mean(1),
+        "max": spatial.amax(1),
+        "avgmax": (spatial.mean(1) + spatial.amax(1)) / 2,
         "": features,
     }
+    if model.num_prefix_tokens:
+        expected["token"] = prefix[:, 0]
     for pool, want in expected.items():
         model.reset_classifier(0, pool)
         torch.testing.assert_close(model(picture), want)
@@ -195,7 +205,7 @@ def test_in_chans_and_classes(name):
     assert (model.get_classifier().out_features, model.head.weight.dtype) == (3, torch.float64)
 
 
-@pytest.mark.parametrize("name", timm.list_models(["cvt_*", "ceit_*"], include_tags=True))
+@pytest.mark.parametrize("name", [info.name for info in catalog()])
 def test_configuration_of_every_tag(name):
     """What timm's own test of configurations checks, also at the 384 pixels which that one leaves out."""
     model = timm.create_model(name, device="meta")
@@ -236,7 +246,7 @@ def test_drop_path_takes_map_and_class_token_together():
     assert torch.equal(eval_x, torch.ones(2, 1, 1, 1))
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("cvt_13", 13), ("ceit_tiny", 12)])
+@pytest.mark.parametrize(("name", "blocks"), [("cvt_13", 13), ("ceit_tiny", 12), ("cetnet_tiny", 24)])
 def test_layer_decay(name, blocks):
     """Learning rates grow from the stem over the blocks to the head, one step per block."""
     model = timm.create_model(name, num_classes=3)
@@ -244,12 +254,12 @@ def test_layer_decay(name, blocks):
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     scales = {n: scale[id(p)] for n, p in model.named_parameters()}
     assert len(set(scales.values())) == blocks + 2
-    stem = next(iter(n for n in scales if "embed.proj" in n or n.startswith("stem")))
+    stem = next(n for n in scales if n.startswith(model.pretrained_cfg["first_conv"]))
     assert min(scales.values()) == scales[stem] == 0.5 ** (blocks + 1)
     assert scales["head.weight"] == 1.0
     assert scales["norm.weight"] == max(s for n, s in scales.items() if "blocks" in n) == 0.5
     coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True))
-    assert len(coarse) == (5 if name == "cvt_13" else blocks + 2)
+    assert len(coarse) == (len(model.stages) + 2 if hasattr(model, "stages") else blocks + 2)
 
 
 def test_weight_decay_is_the_papers():
@@ -278,7 +288,7 @@ def test_init_weights_fills_an_empty_model(name, args):
         assert not (value == -1).all(), key
 
 
-@every_nano
+@every_family
 def test_learns(name):
     """A few steps on one batch drive the loss down: gradients reach what they should."""
     model = timm.create_model(name, num_classes=4, img_size=32, drop_path_rate=0.0)
@@ -297,7 +307,7 @@ def test_learns(name):
 # Precision, layout, compilers -----------------------------------------------------------------------------------
 
 
-@every_nano
+@every_family
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(name, dtype):
     model, picture = small(name), torch.randn(2, 3, 48, 40)
@@ -310,7 +320,7 @@ def test_autocast(name, dtype):
     assert error < {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
 
 
-@every_nano
+@every_family
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_layer_norm_is_computed_in_float32(name, dtype):
     """In a half-precision model, too: a LayerNorm's output is the float32 result, rounded once."""
@@ -335,7 +345,9 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@every_switch
+@pytest.mark.parametrize(
+    ("name", "args"), [pytest.param(*s, id=key) for key, s in SWITCHES.items() if s[0] in ("cvt_nano", "ceit_nano")]
+)
 def test_no_copy_between_attention_and_convolution(name, args):
     """On a channels-last picture the forward pass moves no data; on another one it moves the picture once.
 
@@ -367,7 +379,7 @@ def test_compiles_without_graph_breaks(name, args):
 
 
 @pytest.mark.slow
-@every_nano
+@every_family
 def test_compiles_with_inductor(name):
     model, picture = small(name), torch.randn(2, 3, 64, 48)
     with torch.no_grad():
@@ -419,6 +431,19 @@ def test_exports_with_dynamic_batch_height_and_width(name, args):
         ("ceit_tiny", dict(leff_kernel=2), "0, 1, 3, 5"),
         ("ceit_tiny", dict(leff_kernel=True), "0, 1, 3, 5"),
         ("ceit_tiny", dict(stem_stride=8), "1, 2, 4"),
+        ("cetnet_tiny", dict(le="conv"), "'qkv', 'pre', 'none'"),
+        ("cetnet_tiny", dict(embed="ghost"), "'ce', 'conv', 'patch'"),
+        ("cetnet_tiny", dict(ce_unit="mb"), "'fused', 'mbconv', 'ghost', 'dense', 'shuffle', 'resnet', 'seresnet'"),
+        ("cetnet_tiny", dict(ce_layers=2), "1, 3, 5, 7"),
+        ("cetnet_tiny", dict(ce_layers=1, ce_unit="ghost"), "'fused' or 'mbconv'"),
+        ("cetnet_tiny", dict(ce_expand=2), "(2, 1)"),
+        ("cetnet_tiny", dict(ce_expand=(2, 3)), "1, 2"),
+        ("cetnet_tiny", dict(pattern="C-T-C-T"), "'C-T-C-T-C-T-C-T'"),
+        ("cetnet_tiny", dict(pattern="C-T-C-T-C-T-C-X"), "'C-T-C-T-C-T-C-T'"),
+        ("cetnet_tiny", dict(window_size=0), "positive"),
+        ("cetnet_tiny", dict(depths=(2, 2, 6)), "4 stages"),
+        ("cetnet_tiny", dict(num_heads=(3, 6, 12, 24)), "does not divide"),
+        ("cetnet_tiny", dict(global_pool="token"), "class_token"),
     ],
 )
 def test_wrong_values_say_which_exist(name, args, message):
@@ -433,5 +458,5 @@ def test_unknown_names_get_a_suggestion():
     with pytest.raises(weft.WeftError, match="cvt_13"):
         weft.create_model("cvt13")
     assert weft.list_models("ceit*") == ["ceit_base", "ceit_nano", "ceit_small", "ceit_tiny"]
-    assert weft.list_models("nano") == ["ceit_nano", "cvt_nano"]
+    assert weft.list_models("nano") == sorted(name for name in SMALL if name.endswith("nano"))
     assert weft.create_model("cvt_nano", num_classes=2).num_classes == 2

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.conftest import randomise
-from tests.variants import CEIT, CVT
+from tests.variants import CEIT, CVT, SMALL
 from weft.models import cvt
 from weft.models.ceit import LeFF
 from weft.models.layers import ConvNorm
@@ -137,7 +137,7 @@ def test_plain_feed_forward_is_initialised_as_deit():
 
 # Training -------------------------------------------------------------------------------------------------------
 
-FAMILIES = [("cvt_nano", CVT), ("ceit_nano", CEIT)]
+FAMILIES = [*SMALL.items()]
 
 
 @pytest.mark.parametrize(("name", "args"), FAMILIES)

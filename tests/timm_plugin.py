@@ -7,6 +7,7 @@ WEFT_TIMM_MODELS (space-separated) or all of them.
 import os
 
 import timm
+import torch
 from timm.models._registry import _model_pretrained_cfgs
 
 import weft
@@ -14,6 +15,8 @@ from weft.models.registry import FAMILIES
 
 MODELS = os.environ.get("WEFT_TIMM_MODELS", "").split() or weft.list_models()
 MODULES = [*FAMILIES]
+PICTURE = torch.empty(1, 3, 64, 64, device="meta")
+TOKEN_STYLE = {n for n in MODELS if timm.create_model(n, device="meta").forward_features(PICTURE).ndim == 3}
 _list_models = timm.list_models
 
 
@@ -24,14 +27,15 @@ def list_models(
         return []
     if isinstance(module, list):  # the two tests of forward_intermediates, for a list of timm's own files
         module = MODULES
-    # Models with a class token return (B, N, C) from forward_features, so they take the test of non-standard
-    # configurations instead of the standard one. timm tells the two by lists of name patterns.
+    # Models whose forward_features returns (B, N, C) tokens take the test of non-standard configurations instead of the
+    # standard one. timm tells the two by lists of name patterns.
+    names = {*MODELS}
     if "vit_*" in filter:
-        filter = ""
+        filter, names = "", TOKEN_STYLE
     elif "vit_*" in exclude_filters and include_tags:
-        return []
-    names = _list_models(filter, module, False, exclude_filters, name_matches_cfg, include_tags)
-    return [name for name in names if name.split(".")[0] in MODELS]
+        exclude_filters, names = "", names - TOKEN_STYLE
+    listed = _list_models(filter, module, False, exclude_filters, name_matches_cfg, include_tags)
+    return [name for name in listed if name.split(".")[0] in names]
 
 
 # timm's file skips the test of a configuration above 320 pixels. Ours hold at any size, so they are tested at 224;

@@ -1,7 +1,12 @@
-"""Every switch of every family at a size that a test can afford: `id: (model, constructor arguments)`."""
+"""Every switch of every family at a size that a test can afford: `id: (model, constructor arguments)`.
+
+SMALL has one model of each family: by its name and arguments that make it small.
+"""
 
 CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
+CETNET = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8))
+SMALL = {"cvt_nano": CVT, "ceit_nano": CEIT, "cetnet_nano": CETNET}  # one model for each family
 
 SWITCHES = {
     "cvt": ("cvt_nano", CVT),
@@ -31,4 +36,18 @@ SWITCHES = {
     "ceit-no-lca": ("ceit_nano", dict(**CEIT, lca=False)),
     "ceit-avg": ("ceit_nano", dict(**CEIT, global_pool="avg")),
     **{f"ceit-stem-{stride}": ("ceit_nano", dict(**CEIT, stem_stride=stride)) for stride in (1, 2, 4)},
+    "cetnet": ("cetnet_nano", CETNET),
+    **{f"cetnet-le-{kind}": ("cetnet_nano", dict(**CETNET, le=kind)) for kind in ("pre", "none")},
+    **{f"cetnet-{kind}": ("cetnet_nano", dict(**CETNET, embed=kind)) for kind in ("conv", "patch")},
+    **{
+        f"cetnet-ce-{unit}": ("cetnet_nano", dict(**CETNET, ce_unit=unit))
+        for unit in ("mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet")
+    },
+    **{f"cetnet-ce-{n}-layers": ("cetnet_nano", dict(**CETNET, ce_layers=n, ce_expand=(2, 1))) for n in (1, 3, 7)},
+    **{
+        f"cetnet-{pattern}": ("cetnet_nano", dict(**CETNET, pattern=pattern))
+        for pattern in ("T-T-T-T-T-T-T-T", "C-C-C-C-C-C-C-C", "T-C-T-C-T-C-T-C")
+    },
+    **{f"cetnet-stem-{stride}": ("cetnet_nano", dict(**CETNET, stem_stride=stride)) for stride in (1, 4)},
+    "cetnet-window-7": ("cetnet_nano", dict(**CETNET, window_size=7)),
 }

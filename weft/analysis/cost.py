@@ -4,13 +4,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+LAYERS = ("convolution", "addmm", "mm")  # what convolutions and linear layers become; all else is attention
+
 
 def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def count_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
-    """MACs of one (C, H, W) picture: convolutions and every matrix product, those of attention included.
+def count_macs(model: nn.Module, input_size: tuple[int, int, int], attention: bool = True) -> int:
+    """MACs of one (C, H, W) picture: convolutions and every matrix product, `attention` says whether its own as well.
 
     `model` must live on the meta device: there nothing is computed, and fused attention is seen by the counter, which
     it is not on a CPU.
@@ -18,4 +20,5 @@ def count_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     counter = FlopCounterMode(display=False)
     with counter:
         model.eval()(torch.empty(1, *input_size, device="meta"))
-    return counter.get_total_flops() // 2
+    counts = counter.get_flop_counts()["Global"]
+    return sum(flops for op, flops in counts.items() if attention or op.__name__.split(".")[0] in LAYERS) // 2

@@ -172,7 +172,7 @@ def conv_embedding(
 
 def _stem(in_chs: int, dim: int, stride: int, unit: str, layers: int, **dd: Any) -> ConvolutionalEmbedding:
     if layers == 1:
-        conv: Any = ConvBnAct(in_chs, dim, 7, stride, act_layer=nn.GELU, **dd)
+        conv = ConvBnAct(in_chs, dim, 7, stride, pad_type=2 if stride == 4 else 3, act_layer=nn.GELU, **dd)
         return ConvolutionalEmbedding([conv], nn.Identity(), dim, **dd)
     width, half = dim // 2, (layers - 1) // 2
     strides = STEM_STRIDES[stride]

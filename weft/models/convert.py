@@ -17,6 +17,7 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
+from timm.layers import resize_rel_pos_bias_table_simple
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
@@ -137,6 +138,10 @@ def filter_published(state_dict: StateDict, model: nn.Module) -> StateDict:
         if key.endswith("pos_embed.grid") and key in expected:
             height, width, _ = expected[key].shape
             state[key] = resize_grid(value, height, width)
+        elif key.endswith("relative_position_bias_table") and key in expected:
+            places, _ = shape = expected[key].shape  # one row for each of the (2 window - 1) ** 2 distances
+            window = (math.isqrt(places) + 1) // 2
+            state[key] = resize_rel_pos_bias_table_simple(value, (window, window), shape)
     return state
 
 
