@@ -7,7 +7,7 @@ Paper to code:
 
 The paper gives no widths. Those here are solved for from the published parameter counts of the ten networks that have a
 CE: the units of stage i run at the width that comes in (the stem: at half of its output), and a 1x1 convolution widens
-the map at the end. Every unit but the dense one keeps its width. The activation, which the paper does not name, is GELU.
+the map at the end. Every unit but the dense one keeps its width. The activation is not named either; here it is GELU.
 All units run on (B, C, H, W) channels-last views; most come from timm.
 """
 
@@ -80,7 +80,7 @@ class DenseUnit(nn.Module):
     def __init__(self, chs: int, growth: int, stride: int, **dd: Any):
         super().__init__()
         self.pool = nn.AvgPool2d(3, stride, padding=1, count_include_pad=False) if stride > 1 else nn.Identity()
-        norm = partial(BatchNormAct2d, act_layer=nn.GELU)
+        norm: Any = partial(BatchNormAct2d, act_layer=nn.GELU)
         self.layer = DenseLayer(chs, growth, DENSE_BOTTLENECK, norm_layer=norm, **dd)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ parameter counts, which all variants meet:
       front of the norm, and the residual starts behind it (`le="pre"`); 0.13 M parameters fewer than counted;
     - the convolution sees the whole map, not the window;
     - drop path rates and initialisation are Swin's.
-The paper counts MACs without the attention products and, at 384 pixels, without the padding of windows. Windows that do
-not fit are padded, and nothing attends to the padding. In a map that one window covers, windows are not shifted, as in
-Swin. `pattern` and the basic units of table 6 are Weft's constructions: the paper names the rows, not how they are built.
+The paper counts MACs without the attention products. Windows that do not fit are padded, and nothing attends to the
+padding. In a map that one window covers, windows are not shifted, as in Swin. `pattern` and the basic units of table 6
+are Weft's constructions: the paper names the rows, not how they are built.
 `cetnet_nano` is Weft's own, for pictures of 28 to 96 pixels.
 """
 
@@ -65,7 +65,7 @@ def _shift(size: int, window: int) -> int:
     if torch.jit.is_scripting():
         return window // 2 * min(1, (size - 1) // window)
     else:  # not compiled by TorchScript
-        return window // 2 * torch.sym_min(1, (size - 1) // window)
+        return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
 
 
 def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:

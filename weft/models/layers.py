@@ -184,8 +184,8 @@ class LinearNorm(nn.Module):
 class ConvEmbed(nn.Module):
     """Token embedding: a strided convolution and LayerNorm, (B, H, W, C_in) -> (B, h, w, C).
 
-    "conv", the overlapping one of CvT and CSWin, has 7x7 kernels at the picture and 3x3 kernels behind it. The kernel of
-    "patch", that of Swin and PVT, is its stride; it pads, so that no pixel is lost.
+    "conv", the overlapping one of CvT and CSWin, has a 7x7 kernel at the picture and 3x3 kernels behind it. The kernel
+    of "patch", that of Swin and PVT, is its stride; it pads, so that no pixel is lost.
     """
 
     def __init__(self, kind: str, in_chs: int, dim: int, stride: int, stem: bool, **dd: Any):
