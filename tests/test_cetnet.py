@@ -22,7 +22,8 @@ from weft.models.layers import ConvEmbed
 
 
 def lewin(dim: int, heads: int, window: int, shifted: bool, le: str) -> LEWinBlock:
-    return randomise(LEWinBlock(dim, heads, window, shifted, le, 4.0, 0.0, 0.0, 0.0).double())
+    attn = cetnet.LEWinAttention(dim, heads, window, shifted, le, 0.0, 0.0)
+    return randomise(LEWinBlock(dim, attn, le, 4 * dim, 0.0, 0.0).double())
 
 
 # Attention ------------------------------------------------------------------------------------------------------

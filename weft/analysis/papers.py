@@ -42,8 +42,8 @@ CVT = Paper(
     "CvT",
     "2103.15808",
     counts_attention=True,
-    remark="The released code is up to 1.4 % off the paper, whose table probably stems from an earlier state. The text gives "
-    "CvT-W24 298.3 M parameters, the table 276.7 M.",
+    remark="The released code is up to 1.4 % off the paper, whose table probably stems from an earlier state. The text "
+    "gives CvT-W24 298.3 M parameters, the table 276.7 M.",
     rows=(
         *_rows(
             "2, 3",
@@ -99,8 +99,8 @@ CEIT = Paper(
     "CeiT",
     "2103.11816",
     counts_attention=True,
-    remark="The 86.6 M parameters that the paper gives CeiT-B are DeiT-B's, as are the MACs of its table 1; table 4 agrees "
-    "with the code. The text has a stem of 32 channels, with which no published count is met.",
+    remark="The 86.6 M parameters that the paper gives CeiT-B are DeiT-B's, as are the MACs of its table 1; table 4 "
+    "agrees with the code. The text has a stem of 32 channels, with which no published count is met.",
     rows=(
         *_rows(
             "1, 4",
@@ -138,9 +138,9 @@ CETNET = Paper(
     "CETNet",
     "2207.13317",
     counts_attention=False,
-    remark="No code was published; what the text leaves open is solved for from these counts. Rows of tables 5, 6 and 8 are "
-    "Weft's constructions of what the paper only names. Figures of the hosts themselves come from their own papers, which "
-    "count the products of attention.",
+    remark="No code was published; what the text leaves open is solved for from these counts. Rows of tables 5, 6 and 8 "
+    "are Weft's constructions of what the paper only names. Figures of the hosts themselves come from their own papers, "
+    "which count the products of attention.",
     rows=(
         *_rows(
             "1, 4",

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp, RelPosBias, calculate_drop_path_rates
+from timm.layers import RelPosBias, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model, register_notrace_function
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
@@ -35,18 +35,16 @@ from torch import Tensor, nn
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_widths
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv
-from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
+from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
 from weft.models.layers import (
     ConvEmbed,
     ConvNorm,
     PointwiseConv,
-    from_windows,
     graph_is_for_one_size,
     grid_size,
     pad_to_multiple,
     to_nchw,
     to_nhwc,
-    to_windows,
 )
 
 __all__ = ["CETNet"]
@@ -66,6 +64,24 @@ def _shift(size: int, window: int) -> int:
         return window // 2 * min(1, (size - 1) // window)
     else:  # not compiled by TorchScript
         return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
+
+
+def to_windows(x: Tensor, height: int, width: int, num_heads: int) -> Tensor:
+    """Cuts a (B, H, W, C) map, which the window must divide, into windows and heads in one copy.
+
+    (B, H, W, heads * d) -> (B, windows * heads, height * width, d): what attention takes, with a bias per window and
+    head that is the same for all pictures.
+    """
+    batch, rows, columns, dim = x.shape
+    x = x.view(batch, rows // height, height, columns // width, width, num_heads, dim // num_heads)
+    return x.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, height * width, dim // num_heads)
+
+
+def from_windows(x: Tensor, height: int, width: int, rows: int, columns: int) -> Tensor:
+    """Undoes `to_windows`: the (B, rows, columns, C) map."""
+    batch, _, _, head_dim = x.shape
+    x = x.view(batch, rows // height, columns // width, -1, height, width, head_dim)
+    return x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows, columns, -1)
 
 
 def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -184,34 +200,17 @@ def local_conv(dim: int, **dd: Any) -> ConvNorm:
     return ConvNorm(dim, dim, 3, padding=1, groups=dim, **dd)
 
 
-class LEWinBlock(nn.Module):
+class LEWinBlock(MapBlock):
     """Locally Enhanced Window block on a (B, H, W, C) map. With `le="none"` it is Swin's block."""
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        window: int,
-        shifted: bool,
-        le: str,
-        mlp_ratio: float,
-        attn_drop: float,
-        proj_drop: float,
-        drop_path: float,
-        **dd: Any,
+        self, dim: int, attn: LEWinAttention, le: str, hidden: int, proj_drop: float, drop_path: float, **dd: Any
     ):
-        super().__init__()
-        self.conv = local_conv(dim, **dd) if le == "pre" else nn.Identity()  # eqs. 1 and 4
-        self.norm1 = nn.LayerNorm(dim, **dd)
-        self.attn = LEWinAttention(dim, num_heads, window, shifted, le, attn_drop, proj_drop, **dd)
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **dd)
-        self.drop_path = DropPath(drop_path)
+        super().__init__(dim, attn, hidden, proj_drop, drop_path, **dd)
+        self.conv = local_conv(dim, **dd) if le == "pre" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        x = x + self.drop_path(self.attn(self.norm1(x)))  # eqs. 2 and 5
-        return x + self.drop_path(self.mlp(self.norm2(x)))  # eqs. 3 and 6
+        return self.forward_residuals(self.conv(x))  # eqs. 1 and 4: the residuals start behind the convolution
 
 
 # Table 8 --------------------------------------------------------------------------------------------------------
@@ -329,18 +328,9 @@ class CETNet(HierarchicalModel):
         self.in_chans = in_chans
 
         def lewin(stage: int, shifted: bool, drop_path: float) -> LEWinBlock:
-            return LEWinBlock(
-                dims[stage],
-                num_heads[stage],
-                window_size,
-                shifted,
-                le,
-                mlp_ratio,
-                attn_drop_rate,
-                proj_drop_rate,
-                drop_path,
-                **dd,
-            )
+            dim, heads = dims[stage], num_heads[stage]
+            attn = LEWinAttention(dim, heads, window_size, shifted, le, attn_drop_rate, proj_drop_rate, **dd)
+            return LEWinBlock(dim, attn, le, int(dim * mlp_ratio), proj_drop_rate, drop_path, **dd)
 
         def embedding(stage: int, in_chs: int, dim: int) -> nn.Module:
             stride = stem_stride if stage == 0 else 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import Mlp, trunc_normal_
+from timm.layers import DropPath, Mlp, trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
@@ -44,6 +44,25 @@ class TransformerBlock(nn.Module):
         y = self.mlp(self.norm2(join(cls, x)))
         y_map, y_cls = self.drop_path(part(y, x, cls))
         return x + y_map, add(cls, y_cls)
+
+
+class MapBlock(nn.Module):
+    """Pre-norm block on a (B, H, W, C) map that has no class token."""
+
+    def __init__(self, dim: int, attn: nn.Module, hidden: int, proj_drop: float, drop_path: float, **dd: Any):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, **dd)
+        self.attn = attn  # map to map
+        self.norm2 = nn.LayerNorm(dim, **dd)
+        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_residuals(x)
+
+    def forward_residuals(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class TokenStage(nn.Module):

@@ -92,24 +92,6 @@ def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
     return to_nhwc(resized).squeeze(0).to(grid.dtype)
 
 
-def to_windows(x: Tensor, height: int, width: int, num_heads: int) -> Tensor:
-    """Cuts a (B, H, W, C) map, which the window must divide, into windows and heads in one copy.
-
-    (B, H, W, heads * d) -> (B, windows * heads, height * width, d): what attention takes, with a bias per window and
-    head that is the same for all pictures.
-    """
-    batch, rows, columns, dim = x.shape
-    x = x.view(batch, rows // height, height, columns // width, width, num_heads, dim // num_heads)
-    return x.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, height * width, dim // num_heads)
-
-
-def from_windows(x: Tensor, height: int, width: int, rows: int, columns: int) -> Tensor:
-    """Undoes `to_windows`: the (B, rows, columns, C) map."""
-    batch, _, _, head_dim = x.shape
-    x = x.view(batch, rows // height, columns // width, -1, height, width, head_dim)
-    return x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows, columns, -1)
-
-
 class MaxPool(nn.Module):
     """3x3 max-pooling of a (B, H, W, C) map."""
 
