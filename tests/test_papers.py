@@ -1,34 +1,16 @@
-"""Parameters to the unit and MACs to a thousandth, against what was measured on the released code."""
+"""Costs of every published network and of every row of the papers' tables, and what else the papers fix."""
 
 import pytest
 import timm
 import torch
 
 import weft
+from docs import counts
 from weft.analysis.catalog import catalog, count_catalog
-from weft.analysis.cost import count_macs, count_parameters
+from weft.analysis.cost import count_parameters
+from weft.analysis.papers import PAPERS
 
-COUNTS = [  # model, arguments, picture size, parameters, MACs in G
-    ("cvt_13", {}, 224, 19_997_480, 4.566),
-    ("cvt_13", {}, 384, 19_997_480, 16.269),
-    ("cvt_21", {}, 224, 31_622_696, 7.178),
-    ("cvt_21", {}, 384, 31_622_696, 24.849),
-    ("cvt_w24", {}, 224, 277_196_392, 60.917),
-    ("cvt_w24", {}, 384, 277_196_392, 194.222),
-    ("cvt_13_nas", {}, 224, 18_209_192, 5.077),
-    ("cvt_13", dict(stride_kv=1), 224, 19_997_480, 6.643),  # table 7a
-    ("cvt_13", dict(embed="patch"), 224, 19_561_064, 4.426),  # table 6a
-    ("cvt_13", dict(embed="patch", pos_embed="every"), 224, 19_987_944, 4.426),  # table 6b
-    ("cvt_13", dict(pos_embed="every"), 224, 20_424_360, 4.566),  # table 6c
-    ("ceit_tiny", {}, 224, 6_356_904, 1.395),
-    ("ceit_tiny", dict(img_size=384), 384, 6_429_864, 5.103),
-    ("ceit_small", {}, 224, 24_204_840, 4.760),
-    ("ceit_small", dict(img_size=384), 384, 24_350_760, 15.980),
-    ("ceit_base", {}, 224, 94_405_416, 17.749),
-    ("ceit_tiny", dict(i2t_channels=32), 224, 6_253_832, None),
-    ("ceit_small", dict(i2t_channels=32), 224, 24_003_464, None),
-    ("ceit_base", dict(i2t_channels=32), 224, 94_007_432, None),
-]
+STORED = counts.PAGE.read_text().splitlines()
 BUFFERS = {  # BatchNorm statistics, elements
     "cvt_13": 25_767,
     "cvt_21": 41_919,
@@ -39,12 +21,25 @@ BUFFERS = {  # BatchNorm statistics, elements
 }
 
 
-@pytest.mark.parametrize(("name", "args", "size", "parameters", "macs"), COUNTS)
-def test_counts(name, args, size, parameters, macs):
-    model = timm.create_model(name, device="meta", **args)
-    assert count_parameters(model) == parameters
-    if macs is not None:
-        assert count_macs(model, (3, size, size)) / 1e9 == pytest.approx(macs, rel=1e-3)
+ROWS = {f"{row.model} {row.label}": (paper, row) for paper in PAPERS for row in paper.rows}
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_rows_of_the_papers(key):
+    """Parameters to the unit, MACs to a thousandth, and the same figures in docs/counts.md."""
+    paper, row = ROWS[key]
+    parameters, macs, macs_of_layers = counts.count(row)
+    assert parameters == row.parameters
+    assert macs / 1e9 == pytest.approx(row.macs, rel=1e-3)
+    assert counts.line(paper, row, parameters, macs, macs_of_layers) in STORED, "run `make docs`"
+
+
+def test_counts_page_has_nothing_else():
+    assert len(ROWS) == sum(len(paper.rows) for paper in PAPERS)  # no two rows with one name
+    assert STORED[: STORED.index("")] == counts.HEAD.splitlines()[:1]
+    for paper in PAPERS:
+        assert all(part in STORED for part in counts.head(paper).splitlines())
+    assert sum(part.startswith("| ") for part in STORED) == len(ROWS) + len(PAPERS)
 
 
 @pytest.mark.parametrize(("name", "elements"), BUFFERS.items())
@@ -52,13 +47,14 @@ def test_buffers(name, elements):
     assert sum(b.numel() for b in timm.create_model(name, device="meta").buffers()) == elements
 
 
-@pytest.mark.parametrize("name", ["cvt_nano", "ceit_nano"])
-def test_nano_is_small_and_keeps_a_grid(name):
+@pytest.mark.parametrize(("name", "side"), [("cvt_nano", 4), ("ceit_nano", 7), ("cetnet_nano", 2)])
+def test_nano_is_small_and_keeps_a_grid(name, side):
+    """`side` is that of the last map of a picture of 28 pixels."""
     assert count_parameters(timm.create_model(name, device="meta")) <= 1_500_000
     for size in (28, 32, 64, 96):
         model = timm.create_model(name, img_size=size).eval()
         *_, last = model.forward_intermediates(torch.zeros(1, 3, size, size), intermediates_only=True)
-        assert min(last.shape[2:]) >= 4
+        assert min(last.shape[2:]) >= side * size // 32
 
 
 def test_drop_path_is_the_papers():
@@ -87,8 +83,9 @@ def test_initialisation_is_the_papers():
 
 
 def test_every_model_is_counted_here():
-    counted = {name for name, *_ in COUNTS} | {"cvt_nano", "ceit_nano"}
-    assert counted == set(weft.list_models())
+    """Weft's own nano sizes are in no paper."""
+    counted = {row.model for _, row in ROWS.values()}
+    assert counted == {name for name in weft.list_models() if not name.endswith("nano")}
 
 
 def test_stored_catalog_is_what_counting_gives():

@@ -138,9 +138,9 @@ CETNET = Paper(
     "CETNet",
     "2207.13317",
     counts_attention=False,
-    remark="No code was published; what the text leaves open is solved for from these counts. Rows of tables 5, 6 and 8 "
-    "are Weft's constructions of what the paper only names. Figures of the hosts themselves come from their own papers, "
-    "which count the products of attention.",
+    remark="No code was published; what the text leaves open is solved for from these counts. Rows of tables 5, 6 and "
+    "8 are Weft's constructions of what the paper only names. Figures of the hosts themselves come from their own "
+    "papers, which count the products of attention.",
     rows=(
         *_rows(
             "1, 4",
