@@ -5,10 +5,13 @@ from typing import TypeVar
 
 import torch
 from timm.layers import Mlp, QuickGELU
+from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 from weft.models.base import HybridModel
 from weft.models.layers import ConvNorm, LinearNorm
+from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -26,6 +29,8 @@ def fuse(model: ModelT) -> ModelT:
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm):
             module.fuse()
+        elif isinstance(module, BasicBlock | Bottleneck | ResNetTrunk):
+            _fold_resnet(module)
         elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
             _fold_quick_gelu(module)
         elif isinstance(module, HybridModel):
@@ -36,6 +41,18 @@ def fuse(model: ModelT) -> ModelT:
         elif isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()  # (out, in), stored by columns
     return fused
+
+
+def _fold_resnet(module: nn.Module) -> None:
+    """In timm's ResNet blocks bn1 follows conv1, and so on; the shortcut is conv and bn in a Sequential."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            conv_name = name.replace("bn", "conv")
+            setattr(module, conv_name, fuse_conv_bn_eval(module.get_submodule(conv_name), child))
+            setattr(module, name, nn.Identity())
+        elif name == "downsample":
+            conv, bn = child
+            module.downsample = fuse_conv_bn_eval(conv, bn)
 
 
 @torch.no_grad()
