@@ -2,9 +2,7 @@
 
 CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
-VT = dict(
-    depths=(1, 1, 1), widths=(8, 16, 32), token_dim=64, channels=64, num_tokens=8, group_width=16, num_heads=4
-)
+VT = dict(depths=(1, 1, 1), widths=(8, 16, 32), token_dim=64, channels=64, num_tokens=8, group_width=16, num_heads=4)
 
 SWITCHES = {
     "cvt": ("cvt_nano", CVT),

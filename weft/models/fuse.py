@@ -1,7 +1,7 @@
 """A copy of a model for inference, with everything folded away that training needed and inference does not."""
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import Mlp, QuickGELU
@@ -43,16 +43,16 @@ def fuse(model: ModelT) -> ModelT:
     return fused
 
 
-def _fold_resnet(module: nn.Module) -> None:
-    """In timm's ResNet blocks bn1 follows conv1, and so on; the shortcut is conv and bn in a Sequential."""
+def _fold_resnet(module: BasicBlock | Bottleneck | ResNetTrunk) -> None:
+    """bn1 follows conv1, bn2 follows conv2, and so on; in a shortcut BatchNorm follows in the Sequential."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.BatchNorm2d):
-            conv_name = name.replace("bn", "conv")
-            setattr(module, conv_name, fuse_conv_bn_eval(module.get_submodule(conv_name), child))
+            conv = name.replace("bn", "conv")
+            setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), child))
             setattr(module, name, nn.Identity())
-        elif name == "downsample":
-            conv, bn = child
-            module.downsample = fuse_conv_bn_eval(conv, bn)
+        elif name == "downsample" and isinstance(child, nn.Sequential):
+            shortcut: Any = child  # convolution and BatchNorm
+            setattr(module, name, fuse_conv_bn_eval(*shortcut))
 
 
 @torch.no_grad()

@@ -227,7 +227,10 @@ def k_means(pixels: Tensor, centroids: Tensor, iterations: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """Equations 3 and 4: self-attention and two layers with a ReLU between, without normalisation."""
+    """Equations 3 and 4: self-attention and two layers with a ReLU between, without normalisation.
+
+    Values are twice as wide as keys. Torch copies q, k and v to multiply them then; they are tokens, and few.
+    """
 
     def __init__(
         self,
@@ -379,10 +382,9 @@ class VisualTransformer(nn.Module):
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> tuple[Optional[Tensor], Tensor]:
         """(B, C_in, H, W) map and the previous module's tokens -> (B, C, H, W) map or None, (B, L, CT) tokens."""
         x = image_to_map(x)
-        if self.tokenizer is not None:
-            tokens = self.tokenizer(x, tokens)
-        assert tokens is not None, 'tokenizer="none" needs the tokens of the module before it'
-        tokens = self.relation(tokens)
+        found = tokens if self.tokenizer is None else self.tokenizer(x, tokens)
+        assert found is not None, "a module without a tokenizer needs the tokens of the module before it"
+        related: Tensor = self.relation(found)
         if self.projector is None:
-            return None, tokens
-        return to_nchw(self.projector(x, tokens)), tokens
+            return None, related
+        return to_nchw(self.projector(x, related)), related

@@ -65,13 +65,11 @@ class ResNetTrunk(nn.Module):
         **dd: Any,
     ):
         super().__init__()
-        self.conv1 = nn.Conv2d(
-            in_chans, widths[0], 7, stride=min(stem_stride, 2), padding=3, bias=False, **dd
-        )
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 7, stride=min(stem_stride, 2), padding=3, bias=False, **dd)
         self.bn1 = nn.BatchNorm2d(widths[0], **dd)
         self.act1 = nn.ReLU(inplace=True)
         self.maxpool = MaxPool(2) if stem_stride == 4 else nn.Identity()
-        named_stages, _ = make_blocks(
+        named_stages: Any = make_blocks(
             (BLOCKS[block],) * STAGES,
             widths,
             depths,
@@ -80,21 +78,21 @@ class ResNetTrunk(nn.Module):
             act_layer=nn.ReLU,
             norm_layer=nn.BatchNorm2d,
             **dd,
-        )
+        )[0]
         self.layer1, self.layer2, self.layer3 = (Stage(*stage) for _, stage in named_stages)
         if bottleneck_stride == "1x1":
-            for stage in (self.layer2, self.layer3):
-                stage[0].conv1.stride, stage[0].conv2.stride = stage[0].conv2.stride, stage[0].conv1.stride
+            for _, (first, *_) in named_stages:
+                first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
-    def forward(self, x: Tensor, last: int) -> list[Tensor]:
-        """(B, C, H, W) pictures in channels-last format -> the maps behind act1, layer1, layer2, layer3 up to `last`."""
+    def forward(self, x: Tensor, last: Optional[int] = None) -> list[Tensor]:
+        """(B, C, H, W) pictures in channels-last format -> maps behind act1, layer1, layer2, layer3, up to `last`."""
         maps = [self.act1(self.bn1(self.conv1(x)))]
-        if last >= 1:
+        if last is None or last >= 1:
             x = to_nchw(self.maxpool(to_nhwc(maps[-1])))
             maps.append(self.layer1(x))
-        if last >= 2:
+        if last is None or last >= 2:
             maps.append(self.layer2(maps[-1]))
-        if last >= 3:
+        if last is None or last >= 3:
             maps.append(self.layer3(maps[-1]))
         return maps
 
@@ -108,10 +106,7 @@ class Stage(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x)
-            else:
-                x = block(x)
+            x = checkpoint(block, x) if self.grad_checkpointing and not torch.jit.is_scripting() else block(x)
         return x
 
 
@@ -203,7 +198,9 @@ class VTResNet(HybridModel):
             dict(num_chs=chs[i], reduction=stem_stride * 2**i, module=f"resnet.layer{i + 1}") for i in range(STAGES)
         ]
 
-        self.num_projectors = dict(every=num_modules, inner=num_modules - 1, none=0)[projector]
+        num_projectors = dict(every=num_modules, inner=num_modules - 1, none=0)[projector]
+        # A module without a projector has no map of its own, and runs with the level of the last map there is.
+        self.vt_levels = [STAGES + min(i + 1, num_projectors) for i in range(num_modules)]
         self.vt = nn.ModuleList()
         in_chs = chs[-1]
         for i in range(num_modules):
@@ -216,7 +213,7 @@ class VTResNet(HybridModel):
                     token_dim,
                     tokenizer=kind,
                     relation=relation if i >= num_modules - num_relations else "identity",
-                    projector=i < self.num_projectors,
+                    projector=i < num_projectors,
                     group_width=group_width,
                     num_heads=num_heads,
                     carried_tokens=carried_tokens,
@@ -225,7 +222,7 @@ class VTResNet(HybridModel):
                     **dd,
                 )
             )
-            if i < self.num_projectors:
+            if i < num_projectors:
                 in_chs = channels
                 self.feature_info.append(dict(num_chs=channels, reduction=4 * stem_stride, module=f"vt.{i}"))
 
@@ -244,12 +241,15 @@ class VTResNet(HybridModel):
         self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
     ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
         """Besides the final map there are the tokens of the last module, in the place of a class token."""
-        trunk = self.resnet(to_nchw(image_to_map(x)), STAGES if last is None else min(last, STAGES))
-        maps = [to_nhwc(m) for i, m in enumerate(trunk) if take is not None and i in take]
-        x = trunk[-1]
+        maps: list[Tensor] = []
         tokens: Optional[Tensor] = None
+        x = to_nchw(image_to_map(x))
+        for level, stage_map in enumerate(self.resnet(x, last)):
+            x = stage_map
+            if take is not None and level in take:
+                maps.append(to_nhwc(x))
         for i, module in enumerate(self.vt):
-            level = STAGES + min(i + 1, self.num_projectors)  # a module without a map belongs to the last one that has
+            level = self.vt_levels[i]
             if last is None or level <= last:
                 if self.grad_checkpointing and not torch.jit.is_scripting():
                     projected, tokens = checkpoint(module, x, tokens)
