@@ -360,6 +360,7 @@ class VisualTransformer(nn.Module):
         check_choice("relation", relation, RELATIONS)
         check_switch(projector=projector)
         check_rates(proj_drop=proj_drop, drop_path=drop_path)
+        check_positive(num_tokens=num_tokens)
         check_choice("carried_tokens", carried_tokens, range(num_tokens))
         self.tokenizer: Optional[nn.Module] = None
         if tokenizer == "filter":
