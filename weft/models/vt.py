@@ -131,7 +131,7 @@ class FilterTokenizer(nn.Module):
 
 
 class ClusteringTokenizer(nn.Module):
-    """Equation 1 with the centroids of the picture's own pixels as W_A.
+    """Equation 1 with the centroids of the picture's own pixels as W_A, which is all that FilterTokenizer learns more.
 
     K-means starts from the map resized to L pixels, runs `iterations` rounds of assigning each pixel to the nearest
     centroid and of moving each centroid to the mean of its pixels; one that has none stays. Nothing is random. The
