@@ -18,7 +18,7 @@ def test_every_switch(name, args):
 
 @pytest.mark.parametrize(
     "name",
-    ["cvt_nano", "cvt_13", "cvt_13_nas", "ceit_nano", "ceit_tiny", "ceit_small"]
+    ["cvt_nano", "cvt_13", "cvt_13_nas", "ceit_nano", "ceit_tiny", "ceit_small", "vt_resnet_nano", "vt_resnet18"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in ("cvt_21", "cvt_w24", "ceit_base")],
 )
 def test_every_model(name):

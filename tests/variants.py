@@ -6,7 +6,13 @@ SMALL has one model of each family: by its name and arguments that make it small
 CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
 CETNET = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8))
-SMALL = {"cvt_nano": CVT, "ceit_nano": CEIT, "cetnet_nano": CETNET}  # one model for each family
+VT = dict(depths=(1, 1, 1), widths=(8, 16, 32), token_dim=64, channels=64, num_tokens=8, group_width=16, num_heads=4)
+SMALL = {  # one model for each family
+    "cvt_nano": CVT,
+    "ceit_nano": CEIT,
+    "vt_resnet_nano": VT,
+    "cetnet_nano": CETNET,
+}
 
 SWITCHES = {
     "cvt": ("cvt_nano", CVT),
@@ -50,4 +56,20 @@ SWITCHES = {
     },
     **{f"cetnet-stem-{stride}": ("cetnet_nano", dict(**CETNET, stem_stride=stride)) for stride in (1, 4)},
     "cetnet-window-7": ("cetnet_nano", dict(**CETNET, window_size=7)),
+    "vt": ("vt_resnet_nano", VT),
+    **{f"vt-{kind}": ("vt_resnet_nano", dict(**VT, tokenizer=kind)) for kind in ("pooling", "clustering")},
+    **{
+        f"vt-all-{kind}": ("vt_resnet_nano", dict(**VT, tokenizer=kind, later_tokenizer=kind))
+        for kind in ("filter", "pooling", "clustering")
+    },
+    "vt-carried": ("vt_resnet_nano", dict(**VT, carried_tokens=4)),
+    **{f"vt-{kind}-relation": ("vt_resnet_nano", dict(**VT, relation=kind)) for kind in ("graph", "none", "identity")},
+    "vt-one-relation": ("vt_resnet_nano", dict(**VT, num_modules=3, num_relations=1)),
+    **{f"vt-{which}-projector": ("vt_resnet_nano", dict(**VT, projector=which)) for which in ("every", "none")},
+    "vt-one-module": ("vt_resnet_nano", dict(**VT, num_modules=1)),
+    **{
+        f"vt-bottleneck-{conv}": ("vt_resnet_nano", dict(**VT, block="bottleneck", bottleneck_stride=conv))
+        for conv in ("1x1", "3x3")
+    },
+    **{f"vt-stem-{stride}": ("vt_resnet_nano", dict(**VT, stem_stride=stride)) for stride in (1, 2, 4)},
 }

@@ -4,6 +4,7 @@ from timm.layers.activations import GELU  # takes an `inplace` that means nothin
 from timm.models._efficientnet_blocks import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from timm.models._features import feature_take_indices
 from timm.models._hub import save_config_for_hf
+from timm.models.resnet import make_blocks
 
 __all__ = [
     "GELU",
@@ -12,5 +13,6 @@ __all__ = [
     "EdgeResidual",
     "InvertedResidual",
     "feature_take_indices",
+    "make_blocks",
     "save_config_for_hf",
 ]

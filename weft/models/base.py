@@ -62,6 +62,7 @@ class HybridModel(nn.Module):
         self.num_features = self.head_hidden_size = num_features
         self.num_classes = num_classes
         self.num_prefix_tokens = 1 if class_token else 0
+        self.head_reads_tokens = class_token  # forward_features returns (B, N, C) tokens, or else a (B, C, H, W) map
         self.grad_checkpointing = False
         self.fused = False  # set by weft.fuse: this copy is for inference
         self._set_global_pool(global_pool)
@@ -108,7 +109,7 @@ class HybridModel(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool:
-            tokens = x if self.num_prefix_tokens else x.flatten(2).transpose(1, 2)  # (B, N, C)
+            tokens = x if self.head_reads_tokens else x.flatten(2).transpose(1, 2)  # (B, N, C)
             x = global_pool_nlc(tokens, self.global_pool, self.num_prefix_tokens)  # (B, C)
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)

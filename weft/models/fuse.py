@@ -1,14 +1,17 @@
 """A copy of a model for inference, with everything folded away that training needed and inference does not."""
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import Mlp, QuickGELU
+from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 from weft.models.base import HybridModel
 from weft.models.layers import ConvNorm, LinearNorm
+from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -26,6 +29,8 @@ def fuse(model: ModelT) -> ModelT:
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm):
             module.fuse()
+        elif isinstance(module, BasicBlock | Bottleneck | ResNetTrunk):
+            _fold_resnet(module)
         elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
             _fold_quick_gelu(module)
         elif isinstance(module, HybridModel):
@@ -36,6 +41,18 @@ def fuse(model: ModelT) -> ModelT:
         elif isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()  # (out, in), stored by columns
     return fused
+
+
+def _fold_resnet(module: BasicBlock | Bottleneck | ResNetTrunk) -> None:
+    """bn1 follows conv1, bn2 follows conv2, and so on; in a shortcut BatchNorm follows in the Sequential."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            conv = name.replace("bn", "conv")
+            setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), child))
+            setattr(module, name, nn.Identity())
+        elif name == "downsample" and isinstance(child, nn.Sequential):
+            shortcut: Any = child  # convolution and BatchNorm
+            setattr(module, name, fuse_conv_bn_eval(*shortcut))
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ceit, cetnet, cvt
+from weft.models import ceit, cetnet, cvt, vt_resnet
 
-FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt}
+FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt, "vt_resnet": vt_resnet}
 
 
 def list_models(filter: str = "") -> list[str]:

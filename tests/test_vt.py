@@ -1,0 +1,672 @@
+"""VT-ResNet: the counts of the paper's tables, every part against its equation, the ResNet against torchvision's."""
+
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import weft
+from tests.conftest import randomise
+from tests.variants import SWITCHES, VT
+from weft.analysis.cost import count_macs, count_parameters
+from weft.models import vt
+from weft.models.host import load_resnet
+
+DATA = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared/data"))
+VT_SWITCHES = {key: value for key, value in SWITCHES.items() if value[0] == "vt_resnet_nano"}
+every_switch = pytest.mark.parametrize("args", [args for _, args in VT_SWITCHES.values()], ids=VT_SWITCHES)
+
+
+# Counts ---------------------------------------------------------------------------------------------------------
+
+POOLING = dict(tokenizer="pooling", later_tokenizer="pooling")
+ROWS = [  # label, model, arguments, parameters, MACs, and the paper's, both in M
+    ("table 2", "vt_resnet18", {}, 11_657_528, 1_578_950_656, 11.6, 1579),
+    ("table 2", "vt_resnet34", {}, 21_870_136, 3_299_008_512, 21.8, 3299),
+    ("table 3, pooling", "vt_resnet18", POOLING, 11_045_416, 1_549_688_832, 11.0, 1550),
+    ("table 3, pooling", "vt_resnet34", POOLING, 20_666_664, 3_245_301_760, 20.6, 3246),
+    ("table 3, clustering", "vt_resnet18", dict(tokenizer="clustering"), 11_653_416, 1_585_373_184, 11.6, 1580),
+    ("table 3, clustering", "vt_resnet34", dict(tokenizer="clustering"), 21_866_024, 3_305_431_040, 21.8, 3230),
+    ("table 4, w/o RT", "vt_resnet18", dict(later_tokenizer="filter"), 11_107_656, 1_564_139_520, 11.1, 1564),
+    ("table 4, w/o RT", "vt_resnet34", dict(later_tokenizer="filter"), 20_770_392, 3_269_386_240, 20.7, 3369),
+    ("table 5, none", "vt_resnet18", dict(relation="none"), 8_505_656, 1_527_832_576, 8.5, 1528),
+    ("table 5, none", "vt_resnet34", dict(relation="none"), 17_142_328, 3_222_331_392, 17.1, 3222),
+    ("table 5, graph", "vt_resnet18", dict(relation="graph"), 8_506_168, 1_528_356_864, 8.5, 1528),
+    ("table 5, graph", "vt_resnet34", dict(relation="graph"), 17_143_096, 3_223_117_824, 17.1, 3223),
+    ("table 6, 32", "vt_resnet18", dict(num_tokens=32), 11_661_640, 1_710_972_928, 11.6, 1711),
+    ("table 6, 32", "vt_resnet34", dict(num_tokens=32), 21_874_248, 3_514_130_432, 21.8, 3514),
+    ("table 6, 64", "vt_resnet18", dict(num_tokens=64), 11_669_864, 1_979_736_064, 11.6, 1979),
+    ("table 6, 64", "vt_resnet34", dict(num_tokens=64), 21_882_472, 3_951_452_160, 21.8, 3951),
+    ("table 7, w/o projector", "vt_resnet18", dict(projector="none"), 9_342_776, 1_497_227_264, 9.3, 1497),
+    ("table 7, w/o projector", "vt_resnet34", dict(projector="none"), 17_355_832, 3_158_040_576, 17.3, 3158),
+    ("table 8", "vt_resnet18", dict(carried_tokens=8), 11_657_528, 1_568_956_416, 11.7, 1569),
+    ("table 8", "vt_resnet34", dict(carried_tokens=8, num_relations=2), 19_244_600, 3_236_683_776, 19.2, 3236),
+    ("table 8", "vt_resnet50", {}, 22_515_768, 3_416_809_472, 21.4, 3412),
+    ("table 8", "vt_resnet101", {}, 41_507_896, 7_129_030_656, 41.5, 7129),
+    ("torchvision's strides", "vt_resnet50", dict(bottleneck_stride="3x3"), 22_515_768, 3_570_950_144, None, None),
+    ("torchvision's strides", "vt_resnet101", dict(bottleneck_stride="3x3"), 41_507_896, 7_283_171_328, None, None),
+]
+UNLIKE_THE_PAPER = {
+    ("table 3, clustering", "vt_resnet18"),  # k-means itself: 4 rounds cost 6 M; the paper's rounds are not known
+    ("table 3, clustering", "vt_resnet34"),  # less than with pooling, so a slip of the paper
+    ("table 4, w/o RT", "vt_resnet34"),  # 3369 for 3269: more than with recurrent tokenizers, so a slip of the paper
+    ("table 8", "vt_resnet50"),  # no configuration that the paper could mean reaches 21.4 M
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "args", "parameters", "macs", "paper_parameters", "paper_macs"),
+    ROWS,
+    ids=[f"{label}-{name}" for label, name, *_ in ROWS],
+)
+def test_counts(label, name, args, parameters, macs, paper_parameters, paper_macs):
+    model = timm.create_model(name, device="meta", **args)
+    assert count_parameters(model) == parameters
+    assert count_macs(model, (3, 224, 224)) == macs
+    if paper_macs is not None and (label, name) not in UNLIKE_THE_PAPER:
+        assert parameters / 1e6 == pytest.approx(paper_parameters, abs=0.1)  # the paper cuts digits off
+        assert macs / 1e6 == pytest.approx(paper_macs, abs=1)
+
+
+def test_nano_is_small_and_keeps_a_grid():
+    model = timm.create_model("vt_resnet_nano").eval()
+    assert count_parameters(model) <= 1_500_000
+    for size, side in ((28, 7), (32, 8), (64, 16), (96, 24)):
+        *_, last = model.forward_intermediates(torch.zeros(1, 3, size, size), intermediates_only=True)
+        assert last.shape[2:] == (side, side)
+
+
+# The parts, computed again from their weights on (C, H, W) maps, one picture at a time ---------------------------
+
+
+def conv(layer: nn.Module, x: Tensor) -> Tensor:
+    """A 1x1 convolution, group by group. (C_in, N) -> (C_out, N)."""
+    groups = getattr(layer, "groups", 1)
+    weight = layer.weight.flatten(1)  # (C_out, C_in / groups)
+    parts = [w @ part for w, part in zip(weight.chunk(groups), x.chunk(groups), strict=True)]
+    return torch.cat(parts) + layer.bias[:, None]
+
+
+def softmax(x: Tensor, dim: int) -> Tensor:
+    e = (x - x.amax(dim, keepdim=True)).exp()
+    return e / e.sum(dim, keepdim=True)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Columns of q ask columns of k for those of v, head by head. (C, N), (C, M), (D, M) -> (D, N)."""
+    out = []
+    for head_q, head_k, head_v in zip(q.chunk(heads), k.chunk(heads), v.chunk(heads), strict=True):
+        weights = softmax(head_q.T @ head_k / head_q.shape[0] ** 0.5, dim=1)  # (N, M)
+        out.append(head_v @ weights.T)
+    return torch.cat(out)
+
+
+def plain_filter(m: vt.FilterTokenizer, x: Tensor, tokens: Tensor | None) -> Tensor:
+    weights = softmax(conv(m.coefficients, x) / x.shape[0] ** 0.5, dim=1)  # (L, N): over the pixels
+    value = x if isinstance(m.value, nn.Identity) else conv(m.value, x)
+    return conv(m.token, value @ weights.T)
+
+
+def plain_recurrent(m: vt.RecurrentTokenizer, x: Tensor, tokens: Tensor) -> Tensor:
+    asking = tokens.shape[1] - m.carried
+    new = attend(conv(m.query, tokens[:, :asking]), conv(m.key, x), conv(m.value, x), m.heads)
+    return torch.cat([conv(m.token, new), tokens[:, asking:]], dim=1)
+
+
+def plain_transformer(m: vt.Transformer, t: Tensor) -> Tensor:
+    t = t + attend(conv(m.query, t), conv(m.key, t), conv(m.value, t), m.num_heads)  # eq. 3
+    return t + conv(m.f2, conv(m.f1, t).clamp(min=0))  # eq. 4
+
+
+def plain_projector(m: vt.Projector, x: Tensor, t: Tensor) -> Tensor:
+    shortcut = x if isinstance(m.shortcut, nn.Identity) else conv(m.shortcut, x)
+    return shortcut + attend(conv(m.query, x), conv(m.key, t), conv(m.value, t), m.heads)  # eq. 5
+
+
+def each_picture(plain, m: nn.Module, *tensors: Tensor) -> Tensor:
+    """Applies a plain part to (B, H, W, C) or (B, N, C) tensors, picture by picture; (B, N, C) comes back."""
+    columns = [t.flatten(1, -2).transpose(1, 2) for t in tensors]  # (B, C, N)
+    return torch.stack([plain(m, *one) for one in zip(*columns, strict=True)]).transpose(1, 2)
+
+
+def part(kind: type[nn.Module], *args, **kwargs) -> nn.Module:
+    """In float64 and with a bias that shows."""
+    m = kind(*args, **kwargs, dtype=torch.float64)
+    for name, parameter in m.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    return m
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_filter_tokenizer(value):
+    """Equation 1, with the value map of VT-ResNet and, as feature pyramids have it, without."""
+    m, x = part(vt.FilterTokenizer, 16, 5, 24, group_width=8, value=value), numbers(2, 6, 7, 16)
+    assert (m(x).shape, isinstance(m.value, nn.Conv2d)) == ((2, 5, 24), value)
+    torch.testing.assert_close(m(x), each_picture(lambda m, x: plain_filter(m, x, None), m, x))
+    if value:
+        assert (m.value.groups, m.value.weight.shape) == (2, (16, 8, 1, 1))
+
+
+@pytest.mark.parametrize("carried", [0, 2])
+def test_recurrent_tokenizer(carried):
+    m = part(vt.RecurrentTokenizer, 16, 24, group_width=8, carried=carried)
+    x, tokens = numbers(2, 6, 7, 16), numbers(2, 5, 24)
+    torch.testing.assert_close(m(x, tokens), each_picture(plain_recurrent, m, x, tokens))
+    assert torch.equal(m(x, tokens)[:, 5 - carried :], tokens[:, 5 - carried :])
+    assert (m.heads, m.key.groups, m.value.groups) == (2, 2, 2)
+    with pytest.raises(AssertionError, match="tokens of the module before"):
+        m(x)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid"), [(16, (4, 4)), (32, (4, 8)), (64, (8, 8)), (8, (2, 4)), (7, (1, 7)), (1, (1, 1))]
+)
+def test_pooling_tokenizer(tokens, grid):
+    m, x = part(vt.PoolingTokenizer, 6, tokens, 24), numbers(2, 9, 14, 6)
+    pooled = F.interpolate(x.permute(0, 3, 1, 2), grid, mode="bilinear", align_corners=False)
+    expected = F.conv2d(pooled, m.token.weight[:, :, None, None], m.token.bias)
+    torch.testing.assert_close(m(x), expected.flatten(2).transpose(1, 2))
+
+
+def slow_k_means(pixels: Tensor, centroids: list[Tensor], rounds: int) -> Tensor:
+    for _ in range(rounds):
+        clusters: list[list[Tensor]] = [[] for _ in centroids]
+        for pixel in pixels:
+            distances = [(pixel - centroid).square().sum().item() for centroid in centroids]
+            clusters[distances.index(min(distances))].append(pixel)
+        centroids = [torch.stack(c).mean(0) if c else old for c, old in zip(clusters, centroids, strict=True)]
+    return torch.stack(centroids)
+
+
+def test_k_means():
+    """Against loops; a pixel may be a cluster of its own; a centroid far from all pixels stays where it is."""
+    pixels = numbers(2, 40, 3)
+    pixels[:, 0] = -100
+    start = torch.cat([pixels[:, :4], torch.full((2, 1, 3), 1e3, dtype=torch.float64)], dim=1)
+    for rounds in (1, 4):
+        expected = torch.stack([slow_k_means(p, list(c), rounds) for p, c in zip(pixels, start, strict=True)])
+        torch.testing.assert_close(vt.k_means(pixels, start, rounds), expected)
+    assert torch.equal(expected[:, 4], start[:, 4])
+
+
+def test_clustering_tokenizer():
+    m, x = part(vt.ClusteringTokenizer, 16, 6, 24, group_width=8), numbers(2, 8, 9, 16)
+    start = F.interpolate(x.permute(0, 3, 1, 2), (2, 3), mode="bilinear", align_corners=False).flatten(2).mT
+
+    def plain(m, x, start):
+        centroids = slow_k_means(x.T, list(start.T), 4)
+        weights = softmax(centroids @ x / 4, dim=1)  # (L, N), scaled by sqrt(16)
+        return conv(m.token, conv(m.value, x) @ weights.T)
+
+    torch.testing.assert_close(m(x), each_picture(plain, m, x, start))
+    assert torch.equal(m(x), m.train()(x))  # nothing random
+    filters = vt.FilterTokenizer(16, 6, 24, group_width=8)
+    assert count_parameters(filters) - count_parameters(m) == count_parameters(filters.coefficients)
+
+
+def test_clustering_has_a_gradient_through_the_centroids():
+    m, x = part(vt.ClusteringTokenizer, 16, 6, 24, group_width=8), numbers(1, 4, 4, 16).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: m(x).sum(), x, eps=1e-7)
+
+
+def test_transformer():
+    """Equations 3 and 4: no norm, ReLU, q and k half as wide as v, 4 groups."""
+    m, tokens = part(vt.Transformer, 32, num_heads=4), numbers(2, 5, 32)
+    torch.testing.assert_close(m(tokens), each_picture(plain_transformer, m, tokens))
+    assert [tuple(c.weight.shape) for c in (m.query, m.key, m.value)] == [(16, 8, 1, 1), (16, 8, 1, 1), (32, 8, 1, 1)]
+    assert (vt.Transformer(1024, device="meta").num_heads, m.query.groups) == (16, 4)
+
+
+def test_graph_convolution():
+    m, tokens = part(vt.GraphConvolution, 24, 5), numbers(2, 5, 24)
+    related = [[t[i] + sum(m.adjacency[i, j] * t[j] for j in range(5)) for i in range(5)] for t in tokens]
+    expected = torch.stack([torch.stack(rows) for rows in related]) @ m.weight.weight.T + m.weight.bias
+    torch.testing.assert_close(m(tokens), expected)
+
+
+@pytest.mark.parametrize("channels", [16, 32])
+def test_projector(channels):
+    """Equation 5; a convolution in the shortcut only where the width changes."""
+    m = part(vt.Projector, 16, 24, channels, group_width=8)
+    x, tokens = numbers(2, 6, 7, 16), numbers(2, 5, 24)
+    assert m(x, tokens).shape == (2, 6, 7, channels)
+    torch.testing.assert_close(m(x, tokens).flatten(1, 2), each_picture(plain_projector, m, x, tokens))
+    assert isinstance(m.shortcut, nn.Identity) == (channels == 16)
+    assert m.query.groups == m.heads == channels // 8
+
+
+def test_feature_pyramid_can_be_built_of_the_parts():
+    """Tokens of several levels in one transformer, each level's own tokens back to its map; groups of 16 channels."""
+    levels = [torch.randn(2, side, side, 32) for side in (16, 8, 4)]
+    tokenizers = [vt.FilterTokenizer(32, 8, 64, value=False) for _ in levels]
+    projectors = [vt.Projector(32, 64, 32, group_width=16) for _ in levels]
+    tokens = torch.cat([tokenize(x) for tokenize, x in zip(tokenizers, levels, strict=True)], dim=1)
+    related = vt.Transformer(64, num_heads=4)(tokens).chunk(3, dim=1)
+    for project, x, own in zip(projectors, levels, related, strict=True):
+        assert project(x, own).shape == x.shape
+
+
+# The module -----------------------------------------------------------------------------------------------------
+
+
+def test_visual_transformer_alone():
+    """(B, C, H, W) in and out, tokens from module to module, and a map lies in memory as it came."""
+    small = dict(num_tokens=5, token_dim=64, group_width=8, num_heads=4)
+    first, last = (
+        vt.VisualTransformer(16, 32, **small),
+        vt.VisualTransformer(32, 32, tokenizer="recurrent", projector=False, **small),
+    )
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        x, tokens = first(torch.randn(2, 16, 9, 6).contiguous(memory_format=memory_format))
+        assert (x.shape, tokens.shape) == ((2, 32, 9, 6), (2, 5, 64))
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        nothing, newer = last(x, tokens)
+        assert nothing is None
+        assert newer.shape == (2, 5, 64)
+    keep = vt.VisualTransformer(32, 32, tokenizer="none", relation="identity", projector=False, **small)
+    assert keep(x, tokens)[1] is tokens
+    with pytest.raises(AssertionError, match="tokens of the module before"):
+        keep(x)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (dict(tokenizer="cluster"), "'filter', 'recurrent', 'pooling', 'clustering', 'none'"),
+        (dict(relation="gcn"), "'transformer', 'graph', 'none', 'identity'"),
+        (dict(projector="no"), "True, False"),
+        (dict(group_width=24), "equal groups"),
+        (dict(num_heads=7), "multiple of 2 * 7 heads"),
+        (dict(carried_tokens=16), "carried_tokens=16 does not exist"),
+        (dict(num_tokens=0), "positive"),
+        (dict(drop_path=1.0), "0 up to"),
+    ],
+)
+def test_wrong_values_of_a_module(args, message):
+    with pytest.raises(weft.WeftError) as error:
+        vt.VisualTransformer(64, 64, device="meta", **args)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("vt_resnet18", dict(block="wide"), "'basic', 'bottleneck'"),
+        ("vt_resnet18", dict(bottleneck_stride="1x1"), "'3x3'"),
+        ("vt_resnet50", dict(bottleneck_stride="2x2"), "'1x1', '3x3'"),
+        ("vt_resnet18", dict(tokenizer="recurrent"), "'filter', 'pooling', 'clustering'"),
+        ("vt_resnet18", dict(later_tokenizer="none"), "'recurrent', 'filter', 'pooling', 'clustering'"),
+        ("vt_resnet18", dict(relation=True), "'transformer', 'graph', 'none', 'identity'"),
+        ("vt_resnet18", dict(num_relations=3), "0, 1, 2"),
+        ("vt_resnet18", dict(projector=False), "'every', 'inner', 'none'"),
+        ("vt_resnet18", dict(stem_stride=8), "1, 2, 4"),
+        ("vt_resnet18", dict(depths=(1, 2)), "three stages"),
+        ("vt_resnet18", dict(widths=(1, 2, 0)), "positive"),
+        ("vt_resnet18", dict(num_modules=0), "positive"),
+        ("vt_resnet18", dict(img_size=-1), "positive"),
+        ("vt_resnet18", dict(global_pool="token"), "'avg', 'max', 'avgmax', ''"),
+        ("vt_resnet18", dict(proj_drop_rate=-0.1), "0 up to"),
+    ],
+)
+def test_wrong_values_of_a_network(name, args, message):
+    with pytest.raises(weft.WeftError) as error:
+        timm.create_model(name, device="meta", **args)
+    assert message in str(error.value)
+    assert next(iter(args)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# The network ----------------------------------------------------------------------------------------------------
+
+
+def plain_module(m: vt.VisualTransformer, x: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One picture, (C, N) pixels and (CT, L) tokens."""
+    if isinstance(m.tokenizer, vt.FilterTokenizer):
+        tokens = plain_filter(m.tokenizer, x, tokens)
+    elif isinstance(m.tokenizer, vt.RecurrentTokenizer):
+        tokens = plain_recurrent(m.tokenizer, x, tokens)
+    tokens = plain_transformer(m.relation, tokens) if isinstance(m.relation, vt.Transformer) else tokens
+    return (x if m.projector is None else plain_projector(m.projector, x, tokens)), tokens
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, dict(num_modules=3, num_relations=2, carried_tokens=4), dict(projector="every"), dict(projector="none")],
+    ids=["default", "table-8-r34", "map-head", "no-projector"],
+)
+def test_network_equals_the_equations(args):
+    """torchvision's ResNet-18 and the equations above: logits and every gradient, in training mode and float64."""
+    ours = timm.create_model(
+        "vt_resnet18", num_classes=7, dtype=torch.float64, **args, **{k: v for k, v in VT.items() if k in WIDTHS}
+    ).train()
+    theirs = torchvision.models.resnet18().double().train()
+    theirs.load_state_dict(ours.resnet.state_dict(), strict=False)
+    picture = numbers(3, 3, 66, 50)
+    logits = ours(picture)
+    x = theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(picture))))
+    x = theirs.layer3(theirs.layer2(theirs.layer1(x)))
+    pooled = []
+    for pixels in x.flatten(2):
+        tokens = None
+        for module in ours.vt:
+            pixels, tokens = plain_module(module, pixels, tokens)
+        pooled.append((pixels if args.get("projector") == "every" else tokens).mean(1))
+    expected = torch.stack(pooled) @ ours.head.weight.T + ours.head.bias
+    torch.testing.assert_close(logits, expected)
+
+    expected.square().sum().backward()
+    gradients = {n: p.grad for n, p in ours.named_parameters() if p.grad is not None}
+    gradients |= {f"resnet.{n}": p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    ours.zero_grad()
+    logits.square().sum().backward()
+    assert gradients.keys() == {n for n, _ in ours.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: n + m)
+
+
+WIDTHS = ("token_dim", "channels", "num_tokens", "group_width", "num_heads")
+
+
+def kinds(model: nn.Module) -> list[tuple[str, str, bool]]:
+    names = ((type(m.tokenizer).__name__, type(m.relation).__name__, m.projector is not None) for m in model.vt)
+    return [(t.removesuffix("Tokenizer"), r, p) for t, r, p in names]
+
+
+def test_what_the_modules_are_made_of():
+    def of(name="vt_resnet18", **args):
+        return kinds(timm.create_model(name, device="meta", **args))
+
+    assert of() == [("Filter", "Transformer", True), ("Recurrent", "Transformer", False)]
+    assert of("vt_resnet34") == [of()[0], ("Recurrent", "Transformer", True), of()[1]]
+    assert of("vt_resnet50") == of("vt_resnet101") == [of()[0], ("Recurrent", "Transformer", True)]
+    assert of(tokenizer="clustering")[0] == ("Clustering", "Transformer", True)
+    assert [t for t, _, _ in of(**POOLING)] == ["Pooling", "Pooling"]
+    assert [t for t, _, _ in of(later_tokenizer="clustering")] == ["Filter", "Clustering"]
+    assert of(projector="none") == [("Filter", "Transformer", False), ("NoneType", "Transformer", False)]
+    assert [r for _, r, _ in of(relation="graph")] == ["GraphConvolution"] * 2
+    assert [r for _, r, _ in of(relation="none")] == ["TokenConv"] * 2
+    assert [r for _, r, _ in of("vt_resnet34", num_relations=2)] == ["Identity", "Transformer", "Transformer"]
+    model = timm.create_model("vt_resnet34", device="meta", carried_tokens=8)
+    assert [m.tokenizer.carried for m in list(model.vt)[1:]] == [8, 8]
+    assert [m.projector.query.groups for m in list(model.vt)[:2]] == [8, 8]
+    fine = timm.create_model("vt_resnet18", device="meta", group_width=32)
+    assert (fine.vt[0].projector.query.groups, fine.vt[1].tokenizer.heads) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("stride", "conv_stride", "reductions"), [(4, 2, [2, 4, 8, 16]), (2, 2, [2, 2, 4, 8]), (1, 1, [1, 1, 2, 4])]
+)
+def test_stem_stride(stride, conv_stride, reductions):
+    """The max-pooling goes first, then the stride of conv1; weights keep their shapes."""
+    model = randomise(timm.create_model("vt_resnet_nano", stem_stride=stride, **VT))
+    assert [info["reduction"] for info in model.feature_info] == [*reductions, reductions[-1]]
+    assert model.resnet.conv1.stride == (conv_stride, conv_stride)
+    usual = timm.create_model("vt_resnet_nano", **VT).state_dict()
+    assert {k: v.shape for k, v in usual.items()} == {k: v.shape for k, v in model.state_dict().items()}
+    picture = torch.randn(1, 3, 32, 48)
+    stem, layer1, *_ = model.forward_intermediates(picture, intermediates_only=True)
+    pooled = F.max_pool2d(stem, 3, 2, 1) if stride == 4 else stem
+    torch.testing.assert_close(model.resnet.layer1(pooled), layer1)
+
+
+@pytest.mark.parametrize("projector", ["inner", "none", "every"])
+def test_what_the_head_reads(projector):
+    """The tokens of the last module, or its map where it has one; every pooling is what its name says."""
+    model = randomise(timm.create_model("vt_resnet_nano", **VT, projector=projector, num_classes=0))
+    picture = torch.randn(2, 3, 40, 56)
+    features, maps = model.forward_intermediates(picture)
+    torch.testing.assert_close(features, model.forward_features(picture))
+    if projector == "every":
+        assert features.shape == (2, 64, 10, 14)
+        torch.testing.assert_close(features, maps[-1])
+        features = features.flatten(2).transpose(1, 2)
+    assert features.shape == (2, 140 if projector == "every" else 8, 64)
+    pools = {"avg": features.mean(1), "max": features.amax(1), "avgmax": (features.mean(1) + features.amax(1)) / 2}
+    for pool, want in pools.items():
+        model.reset_classifier(0, pool)
+        torch.testing.assert_close(model(picture), want)
+    model.reset_classifier(0, "")
+    torch.testing.assert_close(model(picture), model.forward_features(picture))
+
+
+@every_switch
+def test_every_parameter_has_a_gradient(args):
+    """Distributed training refuses others, in the classifier and in whatever part of it gives features."""
+    picture = torch.randn(2, 3, 40, 32)
+    model = timm.create_model("vt_resnet_nano", **args)
+    model(picture).mean().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    for indices in (None, (0,), (0, 2), (3,), (-1,)):
+        extra = {} if indices is None else dict(out_indices=indices)
+        features = timm.create_model("vt_resnet_nano", features_only=True, **args, **extra)
+        sum(feature.square().mean() for feature in features(picture)).backward()
+        assert [n for n, p in features.named_parameters() if p.grad is None] == []
+
+
+def test_features_end_with_the_map_of_the_last_projector():
+    features = timm.create_model("vt_resnet34", features_only=True, device="meta")
+    assert features.feature_info.reduction() == [2, 4, 8, 16]
+    assert features.feature_info.channels() == [64, 64, 128, 512]
+    assert features.feature_info.module_name() == ["resnet.act1", "resnet.layer1", "resnet.layer2", "vt.1"]
+    assert len(features.model.vt) == 2
+    plain = timm.create_model("vt_resnet34", features_only=True, device="meta", projector="none")
+    assert plain.feature_info.module_name()[-1] == "resnet.layer3"
+    assert len(plain.model.vt) == 0
+
+
+def test_pruning_without_loss_keeps_the_logits():
+    for projector in ("inner", "none", "every"):
+        model = randomise(timm.create_model("vt_resnet_nano", **VT, projector=projector))
+        picture = torch.randn(1, 3, 48, 48)
+        before, levels = model(picture), len(model.feature_info)
+        assert model.prune_intermediate_layers(levels, prune_head=False) == list(range(levels))
+        torch.testing.assert_close(model(picture), before)
+        model.prune_intermediate_layers([1])
+        assert model(picture).shape == (1, 8, 48, 48)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(9, 100), st.integers(9, 100), st.sampled_from([*VT_SWITCHES]), st.integers(1, 3))
+def test_any_size_and_batch(height, width, key, batch):
+    """Maps have the promised stride, rounded up; a picture gets the same logits alone and in a batch."""
+    _, args = VT_SWITCHES[key]
+    model = randomise(timm.create_model("vt_resnet_nano", **args))
+    pictures = torch.randn(batch, 3, height, width)
+    with torch.no_grad():
+        for feature, info in zip(
+            model.forward_intermediates(pictures, intermediates_only=True), model.feature_info, strict=True
+        ):
+            grid = [-(-side // info["reduction"]) for side in (height, width)]
+            assert list(feature.shape) == [batch, info["num_chs"], *grid]
+        torch.testing.assert_close(model(pictures)[-1:], model(pictures[-1:]), rtol=1e-3, atol=1e-4)
+
+
+class Copied(TorchDispatchMode):
+    """Sizes of the tensors that the forward pass copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_, torch.ops.aten._to_copy):
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@every_switch
+def test_maps_are_never_copied(args):
+    """Tokens are, by torch's attention with keys and values of unequal width and by products with them.
+
+    K-means makes numbers of the clusters of its pixels, one for each pixel and token.
+    """
+    model = randomise(timm.create_model("vt_resnet_nano", **args))
+    picture = torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last)
+    with torch.no_grad(), Copied() as copied:
+        model(picture)
+    pixels = 16 * 16
+    assert max(copied.sizes, default=0) <= 2 * args["num_tokens"] * max(args["token_dim"], pixels)
+    assert args["num_tokens"] < min(args["widths"][-1], args["channels"])  # else that could be a map
+
+
+# Training -------------------------------------------------------------------------------------------------------
+
+
+def test_initialisation():
+    model = timm.create_model("vt_resnet18")
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | vt.TokenConv):
+            fan_out = module.weight.shape[0] * module.weight[0, 0].numel()
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1), module
+            assert module.bias is None or not module.bias.any()
+    alone = vt.VisualTransformer(64, 64)
+    assert alone.relation.f1.weight.std().item() == pytest.approx((2 / 1024) ** 0.5, rel=0.1)
+    graph = vt.GraphConvolution(8, 64)
+    assert graph.adjacency.std().item() == pytest.approx((2 / 64) ** 0.5, rel=0.1)
+    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_stochastic_depth_grows_over_blocks_and_modules():
+    model = timm.create_model("vt_resnet34", drop_path_rate=0.3)
+    blocks = [block for name in ("layer1", "layer2", "layer3") for block in getattr(model.resnet, name)]
+    rates = [block.drop_path.drop_prob if block.drop_path is not None else 0.0 for block in blocks]
+    for module in model.vt:
+        rates.append(module.relation.drop_path.drop_prob)
+        if module.projector is not None:
+            assert module.projector.drop_path.drop_prob == rates[-1]
+    torch.testing.assert_close(torch.tensor(rates), torch.linspace(0, 0.3, 16))
+
+
+def test_dropout_and_stochastic_depth_act_on_branches():
+    """With every branch dropped, transformer and projector return what came."""
+    tokens, x = torch.randn(2, 5, 32), torch.randn(2, 4, 4, 16)
+    for rates in (dict(drop_path=0.5), dict(proj_drop=0.5)):
+        transformer = vt.Transformer(32, 4, **rates).train()
+        for module in transformer.modules():
+            if hasattr(module, "drop_prob"):
+                module.drop_prob = 1 - 1e-9
+            elif isinstance(module, nn.Dropout) and "proj_drop" in rates:
+                module.p = 1.0
+        assert torch.equal(transformer(tokens), tokens)
+        assert not torch.equal(transformer.eval()(tokens), tokens)
+    projector = vt.Projector(16, 32, 16, group_width=8, drop_path=0.5).train()
+    projector.drop_path.drop_prob = 1 - 1e-9
+    assert torch.equal(projector(x, tokens), x)
+    model = timm.create_model("vt_resnet_nano", drop_rate=0.1, proj_drop_rate=0.2)
+    assert (model.head_drop.p, *(m.relation.drop.p for m in model.vt)) == (0.1, 0.2, 0.2)
+
+
+def test_layer_groups():
+    model = timm.create_model("vt_resnet18", device="meta")
+    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    firsts = [
+        "resnet.bn1.weight",
+        "resnet.layer1.0.conv1.weight",
+        "resnet.layer3.1.conv1.weight",
+        "vt.0.relation.f1.bias",
+    ]
+    assert [groups[name] for name in [*firsts, "vt.1.relation.f1.bias", "head.bias"]] == [0, 1, 6, 7, 8, 9]
+    coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True), reverse=True)
+    assert [coarse[name] for name in [*firsts, "head.bias"]] == [0, 1, 3, 4, 6]
+
+
+# The ResNet -----------------------------------------------------------------------------------------------------
+
+
+def torchvision_maps(resnet: nn.Module, picture: Tensor) -> list[Tensor]:
+    stem = resnet.relu(resnet.bn1(resnet.conv1(picture)))
+    layer1 = resnet.layer1(resnet.maxpool(stem))
+    layer2 = resnet.layer2(layer1)
+    return [stem, layer1, layer2, resnet.layer3(layer2)]
+
+
+def original_strides(resnet: nn.Module) -> None:
+    """The stride from the 3x3 convolution of each first bottleneck to its first 1x1."""
+    for stage in (resnet.layer2, resnet.layer3, resnet.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+
+
+def check_trunk(ours: nn.Module, theirs: nn.Module) -> None:
+    picture = torch.randn(2, 3, 75, 64)
+    with torch.no_grad():
+        maps = ours.forward_intermediates(picture, indices=[0, 1, 2, 3], intermediates_only=True)
+        for got, want in zip(maps, torchvision_maps(theirs, picture), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "args"), [(18, {}), (34, {}), (50, dict(bottleneck_stride="3x3")), (50, dict(bottleneck_stride="1x1"))]
+)
+def test_trunk_equals_torchvision(depth, args):
+    theirs = randomise(getattr(torchvision.models, f"resnet{depth}")())
+    ours = timm.create_model(f"vt_resnet{depth}", **args).eval()
+    new = {key: value.clone() for key, value in ours.state_dict().items() if not key.startswith("resnet.")}
+    load_resnet(ours, theirs.state_dict())
+    if args.get("bottleneck_stride") == "1x1":
+        original_strides(theirs)
+    check_trunk(ours, theirs)
+    assert {key.split(".")[0] for key in new} == {"vt", "head"}
+    assert all(torch.equal(ours.state_dict()[key], value) for key, value in new.items())
+
+
+def test_timm_resnets_load_too(tmp_path):
+    """From a file; grey pictures get the sum over the colours, as timm does it."""
+    theirs = randomise(timm.create_model("resnet18"))
+    torch.save({"state_dict": theirs.state_dict()}, tmp_path / "resnet18.pth")
+    ours = timm.create_model("vt_resnet18", in_chans=1).eval()
+    load_resnet(ours, tmp_path / "resnet18.pth")
+    grey = torch.randn(1, 1, 64, 64)
+    with torch.no_grad():
+        expected = theirs.forward_intermediates(grey.expand(-1, 3, -1, -1), indices=[3], intermediates_only=True)[0]
+        got = ours.forward_intermediates(grey, indices=[3], intermediates_only=True)[0]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", ["1x1", "3x3"])
+def test_real_weights(stride):
+    """A published ResNet-50, half precision on disk; it was trained with the stride in the 1x1 convolutions."""
+    file = DATA / "resnet50-imagenet" / "resnet50_v1_fp16.safetensors"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there; WEFT_DATA names the folder that holds resnet50-imagenet")
+    theirs = torchvision.models.resnet50().eval()
+    theirs.load_state_dict(load_file(file))
+    if stride == "1x1":
+        original_strides(theirs)
+    ours = timm.create_model("vt_resnet50", bottleneck_stride=stride).eval()
+    load_resnet(ours, file)
+    assert ours.resnet.conv1.weight.dtype == torch.float32
+    check_trunk(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("layer3.1.bn2.running_var"), "layer3.1.bn2.running_var (256,), which is missing"),
+        (lambda s: s.update({"layer2.0.conv1.weight": torch.zeros(1)}), "layer2.0.conv1.weight"),
+        (lambda s: s.update({"layer3.2.conv1.weight": torch.zeros(1)}), "layer3.2.conv1.weight"),
+        (lambda s: s.update({"blocks.0.weight": torch.zeros(1)}), "blocks.0.weight"),
+    ],
+)
+def test_other_weights_are_refused(change, message):
+    state = torchvision.models.resnet18().state_dict()
+    change(state)
+    model = timm.create_model("vt_resnet18")
+    before = model.resnet.conv1.weight.clone()
+    with pytest.raises(weft.WeftError) as error:
+        load_resnet(model, state)
+    assert message in str(error.value)
+    assert torch.equal(model.resnet.conv1.weight, before)
