@@ -190,8 +190,9 @@ def sinusoid_table(length: int, dim: int) -> Tensor:
 
     Even channels hold its sine, odd ones its cosine.
     """
-    channel = torch.arange(dim, device="cpu")
-    angle = torch.arange(length, device="cpu", dtype=torch.float64)[:, None] / 10000 ** (2 * (channel // 2) / dim)
+    position = torch.arange(length, device="cpu", dtype=torch.float64)[:, None]
+    channel = torch.arange(dim, device="cpu", dtype=torch.float64)
+    angle = position / 10000 ** (2 * (channel // 2) / dim)
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos())
 
 

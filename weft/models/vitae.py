@@ -410,6 +410,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def first_convs(dilations: Sequence[Sequence[int]] = DILATIONS, rc_pcm: bool = True) -> tuple[str, ...]:
     """The convolutions that read the picture, which timm adapts to other channels: all of the PRM, one of the PCM."""
+    check_cells(dilations=dilations)
     cell = "reduction_cells.0"
     names = [f"{cell}.prm.convs.{i}" for i, _ in enumerate(dilations[0])]
     return (*names, f"{cell}.pcm.0.conv") if rc_pcm else tuple(names)
