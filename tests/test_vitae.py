@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import weft
 from tests.conftest import randomise
 from tests.published import Namespace, attention
-from tests.variants import T2T_VIT, VITAE, VITAE_PAPER
+from tests.variants import SWITCHES, T2T_VIT, VITAE, VITAE_PAPER
 from weft.analysis.cost import count_macs, count_parameters
 from weft.models.convert import filter_published
 from weft.models.layers import PerformerAttention, SoftSplit, TokenTransformer, sinusoid_table
@@ -556,6 +556,15 @@ def test_wrong_values_say_which_exist(args, message):
     assert message in str(error.value)
     assert next(iter(args)) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", [key for key in SWITCHES if key.startswith(("vitae", "t2t"))])
+def test_every_switch_scripts(key):
+    """TorchScript compiles each combination of the modules that may be there or not."""
+    name, args = SWITCHES[key]
+    model, picture = randomise(timm.create_model(name, **args)), torch.randn(2, 3, 45, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.script(model)(picture), model(picture), rtol=1e-4, atol=1e-5)
 
 
 # The Performer --------------------------------------------------------------------------------------------------

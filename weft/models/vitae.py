@@ -328,6 +328,15 @@ class ViTAE(HybridModel):
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
+    def forward_embed(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """What the paper puts between the reduction and the normal cells: class token and positions."""
+        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
+        if self.pos_embed is not None:
+            x, cls = self.pos_embed(x, cls)
+        if cls is not None:
+            cls = self.pos_drop(cls)
+        return self.pos_drop(x), cls
+
     def forward_trunk(
         self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
     ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
@@ -345,12 +354,7 @@ class ViTAE(HybridModel):
         if last is not None and last < 2:
             return x, None, maps
 
-        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
-        if self.pos_embed is not None:
-            x, cls = self.pos_embed(x, cls)
-        x = self.pos_drop(x)
-        if cls is not None:
-            cls = self.pos_drop(cls)
+        x, cls = self.forward_embed(x)
         for i, cell in enumerate(self.normal_cells):
             if last is None or 2 + i <= last:
                 if self.grad_checkpointing and not torch.jit.is_scripting():
