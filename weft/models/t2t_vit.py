@@ -1,8 +1,8 @@
 """T2T-ViT: Tokens-to-Token ViT (Yuan et al., ICCV 2021, arXiv 2101.11986). The baseline that ViTAE is measured against.
 
 Paper to code:
-    Tokens-to-Token module, soft split        T2T, SoftSplit (in layers.py)
-    its token transformer, a Performer        TokenTransformer, PerformerAttention (in layers.py)
+    Tokens-to-Token module, soft split        T2T, SoftSplit (in performer.py)
+    its token transformer, a Performer        TokenTransformer, PerformerAttention (in performer.py)
     the "deep-narrow" backbone                Block, T2TViT
     T2T-ViT-7, T2T-ViT-14                     VARIANTS
 
@@ -24,16 +24,14 @@ from weft.errors import check_positive, check_rates, check_widths
 from weft.models.base import HybridModel, build
 from weft.models.layers import (
     PairDropPath,
-    PerformerAttention,
     PositionEmbedding,
-    SoftSplit,
-    TokenTransformer,
     grid_size,
     image_to_map,
     join,
     part,
     present,
 )
+from weft.models.performer import PerformerAttention, SoftSplit, TokenTransformer
 
 __all__ = ["T2TViT"]
 

@@ -38,11 +38,7 @@ from weft.models.base import HybridModel, build
 from weft.models.layers import (
     ConvNorm,
     PairDropPath,
-    PerformerAttention,
     PositionEmbedding,
-    SoftmaxAttention,
-    SoftSplit,
-    TokenTransformer,
     add,
     grid_size,
     image_to_map,
@@ -52,6 +48,7 @@ from weft.models.layers import (
     to_nchw,
     to_nhwc,
 )
+from weft.models.performer import PerformerAttention, SoftmaxAttention, SoftSplit, TokenTransformer
 
 __all__ = ["ViTAE"]
 
