@@ -4,9 +4,11 @@ import argparse
 import math
 
 import pytest
+import segmentation_models_pytorch as smp
 import timm
 import torch
 import torch.nn.functional as F
+from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 import weft
@@ -251,6 +253,7 @@ COUNTS = [  # model, arguments, picture size, parameters with the Performer's ma
     ("vitae_small", dict(nc_pcm_convs=2), 224, 23_822_472, None),
     ("vitae_small", dict(nc_pcm_convs=2, token_dims=(64, 64, 384)), 224, 22_981_864, None),
     ("vitae_tiny", NO_PCM, 224, 4_359_720, None),  # "4.35M" in section 4.3
+    ("vitae_tiny", dict(NO_PCM, dilations=((1, 2, 3),) * 3), 224, 4_510_248, None),
     ("vitae_tiny", VITAE_PAPER, 224, 4_886_888 + 3 * 256, None),  # class token and final norm; positions are fixed
 ]
 
@@ -421,6 +424,7 @@ def test_class_token_positions_and_final_norm():
     torch.testing.assert_close(seen["map"].flatten(1, 2), seen["rc3"].flatten(1, 2) + table[1:])
     last = F.layer_norm(seen["last"][:, 0], (32,), model.norm.weight, model.norm.bias, 1e-6)
     torch.testing.assert_close(logits, model.head(last))
+    assert model.norm.eps == 1e-6
 
 
 def test_sinusoids():
@@ -464,6 +468,32 @@ def test_features_only_keeps_no_idle_parameters(indices, args):
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
     assert len(model.model.reduction_cells) == min(indices[-1] + 1, 3)
     assert len(model.model.normal_cells) == max(indices[-1] - 1, 0)
+
+
+def test_smp_takes_it_as_an_encoder():
+    """Strides 4, 8 and 16 by default; SMP puts a picture and an empty level in front of them."""
+    model = smp.create_model(
+        "unet", encoder_name="tu-vitae_tiny", encoder_weights=None, encoder_depth=4, decoder_channels=(16, 8, 8, 8)
+    )
+    assert list(model.encoder.out_channels) == [3, 0, 64, 64, 256]
+    assert model(torch.randn(2, 3, 64, 96)).shape == (2, 1, 64, 96)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("vitae_tiny", 7), ("vitae_small", 14)])
+def test_layer_decay(name, steps):
+    """Learning rates grow from the reduction cells over the normal cells to the head; Performer matrices have none."""
+    model = timm.create_model(name, num_classes=3, device="meta", **VITAE_PAPER)
+    spared = model.no_weight_decay()
+    groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5, no_weight_decay_list=spared)
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    scales = {n: scale[id(p)] for n, p in model.named_parameters()}
+    assert len(set(scales.values())) == steps + 2
+    assert {s for n, s in scales.items() if n.startswith(("reduction", "cls"))} == {0.5 ** (steps + 1)}
+    assert scales["normal_cells.0.pcm.0.conv.weight"] == 0.5**steps
+    assert (scales["norm.weight"], scales["head.weight"]) == (0.5, 1.0)
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert decays[id(model.cls_token)] == 0.0
+    assert decays[id(model.normal_cells[0].pcm[0].conv.weight)] == 0.05
 
 
 def test_first_convs_follow_the_switches():
@@ -545,6 +575,7 @@ def test_three_paths_are_dropped_independently():
         (dict(dilations=(1, 2, 3)), "whole numbers"),
         (dict(dilations=((1, 2), (0,), (1,))), "whole numbers"),
         (dict(token_dims=(64, 256)), "three reduction cells"),
+        (dict(prm_dims=(64, 0, 128)), "positive number"),
         (dict(groups=48), "does not divide"),
         (dict(num_heads=3), "does not divide"),
         (dict(global_pool="token"), "class_token=True"),
