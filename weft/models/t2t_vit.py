@@ -218,7 +218,7 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-# ImageNet-1k top-1 in percent, as the authors publish it beside the weights.
+# ImageNet-1k top-1 in percent, as the names of the released files have it (an older README has 71.2 for T2T-ViT-7).
 PUBLISHED_TOP1 = {"t2t_vit_7.in1k": 71.7, "t2t_vit_14.in1k": 81.5}
 
 
