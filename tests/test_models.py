@@ -14,6 +14,8 @@ from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
 from weft.analysis.catalog import catalog
 from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
+from weft.models.performer import SoftSplit
+from weft.models.vitae import PRM
 
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
 # Compilers take seconds each: a selection that covers every kind of module, and all of them in `make test-all`.
@@ -30,6 +32,10 @@ QUICK = {
     "cetnet",
     "cetnet-ce-dense",
     "cetnet-T-C-T-C-T-C-T-C",
+    "vitae",
+    "vitae-paper",
+    "vitae-soft-split",
+    "t2t-vit",
 }
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),
@@ -327,7 +333,8 @@ def test_layer_norm_is_computed_in_float32(name, dtype):
     norm = next(m for m in small(name).modules() if isinstance(m, nn.LayerNorm)).to(dtype)
     x = (100 + torch.randn(5, norm.normalized_shape[0])).to(dtype)
     exact = nn.functional.layer_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
-    torch.testing.assert_close(norm(x), exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    # float32 leaves 1e-5 where 100 is taken off 100; arithmetic in half precision leaves 0.01 and more.
+    torch.testing.assert_close(norm(x), exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=2e-5)
 
 
 class Copies(TorchDispatchMode):
@@ -345,24 +352,32 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def glued(name: str, model: nn.Module, args: dict) -> int:
+    """How often class token and map are put together: in every block, and in forward_features."""
+    if name == "cvt_nano":
+        return 4 * len(model.stages[-1].blocks) + 1
+    if name == "ceit_nano":  # LCA glues the class tokens of all layers
+        return (1 + (args.get("leff_kernel") == 0)) * len(model.blocks) + 1 + args.get("lca", True)
+    return 2 * len(model.normal_cells if name == "vitae_nano" else model.blocks) + 1
+
+
 @pytest.mark.parametrize(
-    ("name", "args"), [pytest.param(*s, id=key) for key, s in SWITCHES.items() if s[0] in ("cvt_nano", "ceit_nano")]
+    ("name", "args"), [pytest.param(*s, id=key) for key, s in SWITCHES.items() if s[0] != "cetnet_nano"]
 )
 def test_no_copy_between_attention_and_convolution(name, args):
     """On a channels-last picture the forward pass moves no data; on another one it moves the picture once.
 
-    Gluing the class token to the map is the exception: at most once for each of q, k, v and MLP, or for attention.
+    The exceptions are what the methods ask for: gluing the class token to the map, at most once for each of q, k, v and
+    MLP, or for attention; gluing the branches of a PRM; and a soft split, which copies each pixel into its windows.
     """
     model = randomise(timm.create_model(name, img_size=64, **args))
     picture = torch.randn(2, 3, 64, 64)
+    splits, pyramids = (sum(isinstance(m, kind) for m in model.modules()) for kind in (SoftSplit, PRM))
     for layout, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
         with torch.no_grad(), Copies() as copies:
             model(layout)
-        assert len(copies.seen) == allowed
-        blocks = len(model.stages[-1].blocks) if name == "cvt_nano" else len(model.blocks)
-        glued = (4 if name == "cvt_nano" else 1 + (args.get("leff_kernel") == 0)) * blocks
-        ends = 1 + (name == "ceit_nano" and args.get("lca", True))  # forward_features, and LCA's sequence
-        assert copies.joins == (glued + ends if model.num_prefix_tokens else 0)
+        assert len(copies.seen) == allowed + splits
+        assert copies.joins == pyramids + (glued(name, model, args) if model.num_prefix_tokens else 0)
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()
 

@@ -7,11 +7,16 @@ CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
 CETNET = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8))
 VT = dict(depths=(1, 1, 1), widths=(8, 16, 32), token_dim=64, channels=64, num_tokens=8, group_width=16, num_heads=4)
+VITAE = dict(prm_dims=(8, 8, 16), token_dims=(8, 8, 32), depth=3, num_heads=2, groups=8, rc_drop_rate=0.0)
+VITAE_PAPER = dict(class_token=True, global_pool="token", pos_embed="sinusoid", final_norm=True)
+T2T_VIT = dict(embed_dim=32, depth=3, num_heads=2, token_dim=8, token_drop_rate=0.0)
 SMALL = {  # one model for each family
     "cvt_nano": CVT,
     "ceit_nano": CEIT,
+    "vitae_nano": VITAE,
     "vt_resnet_nano": VT,
     "cetnet_nano": CETNET,
+    "t2t_vit_7": T2T_VIT,
 }
 
 SWITCHES = {
@@ -72,4 +77,21 @@ SWITCHES = {
         for conv in ("1x1", "3x3")
     },
     **{f"vt-stem-{stride}": ("vt_resnet_nano", dict(**VT, stem_stride=stride)) for stride in (1, 2, 4)},
+    "vitae": ("vitae_nano", VITAE),
+    "vitae-class-token": ("vitae_nano", dict(**VITAE, class_token=True, global_pool="token")),
+    "vitae-sinusoid": ("vitae_nano", dict(**VITAE, pos_embed="sinusoid")),
+    "vitae-final-norm": ("vitae_nano", dict(**VITAE, final_norm=True)),
+    "vitae-full-rc3": ("vitae_nano", dict(**VITAE, full_rc3=True)),
+    "vitae-softmax": ("vitae_nano", dict(**VITAE, rc_attention="softmax")),
+    "vitae-paper": ("vitae_nano", dict(**VITAE, **VITAE_PAPER, full_rc3=True, rc_attention="softmax")),
+    "vitae-same-dilations": ("vitae_nano", dict(**VITAE, dilations=((1, 2, 3),) * 3)),
+    "vitae-soft-split": ("vitae_nano", dict(**VITAE, dilations=((), (), ()), stem_stride=4)),
+    "vitae-no-rc-pcm": ("vitae_nano", dict(**VITAE, rc_pcm=False)),
+    "vitae-post": ("vitae_nano", dict(**VITAE, nc_pcm="post")),
+    "vitae-no-nc-pcm": ("vitae_nano", dict(**VITAE, nc_pcm="none")),
+    "vitae-no-bn": ("vitae_nano", dict(**VITAE, nc_pcm_norm=False)),
+    "vitae-shallow": ("vitae_nano", dict(**VITAE, nc_pcm_convs=2)),
+    **{f"vitae-stem-{stride}": ("vitae_nano", dict(**VITAE, stem_stride=stride)) for stride in (1, 2, 4)},
+    "t2t-vit": ("t2t_vit_7", T2T_VIT),
+    "t2t-vit-avg": ("t2t_vit_7", dict(**T2T_VIT, global_pool="avg")),
 }

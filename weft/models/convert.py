@@ -26,7 +26,6 @@ from weft.models.layers import resize_grid
 
 StateDict = dict[str, Tensor]
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
-FIRST_CONVS = ("stages.0.embed.proj.weight", "stem.convs.0.conv.weight")
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -39,6 +38,7 @@ class Layout:
     family: str  # the first part of the names of the models that can take it
     mark: str  # a key that only this layout has
     to_native: Callable[[StateDict], StateDict]
+    read_args: Callable[[StateDict], dict[str, Any]]  # constructor arguments, read off the weights under our names
     model_args: dict[str, Any] = field(default_factory=dict)  # what the weights were made for, where not our default
 
 
@@ -55,6 +55,31 @@ def _rename(rules: list[tuple[str, str]]) -> Callable[[StateDict], StateDict]:
         return renamed
 
     return rename
+
+
+def _in_chans(first_conv: str) -> Callable[[StateDict], dict[str, Any]]:
+    def read(state: StateDict) -> dict[str, Any]:
+        _, in_chans, _, _ = state[f"{first_conv}.weight"].shape
+        return dict(in_chans=in_chans)
+
+    return read
+
+
+def _img_size(state: StateDict) -> dict[str, Any]:
+    """One position every 16 pixels."""
+    height, width, _ = state["pos_embed.grid"].shape
+    return dict(img_size=(16 * height, 16 * width))
+
+
+def _split_positions(state: StateDict) -> None:
+    """Published (1, 1 + N, C) positions, the class token's first, become ours: one and a grid."""
+    positions = state.pop("pos_embed", None)
+    if positions is None:
+        return
+    side = math.isqrt(positions.shape[1] - 1)
+    if side * side != positions.shape[1] - 1:
+        raise WeftError(f"pos_embed has {positions.shape[1] - 1} positions, which is no square; the files are square.")
+    state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
 
 
 OFFICIAL_CVT = [(r"^stage(\d+)\.", r"stages.\1."), (r"\.patch_embed\.", ".embed.")]
@@ -101,27 +126,81 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
         if qkv is not None:
             dim = qkv.shape[0] // 3
             state[f"lca.q.{kind}"], state[f"lca.kv.{kind}"] = qkv[:dim], qkv[dim:]
-    positions = state.pop("pos_embed", None)  # (1, 1 + N, C), the class token's first
-    if positions is not None:
-        side = math.isqrt(positions.shape[1] - 1)
-        if side * side != positions.shape[1] - 1:
-            raise WeftError(
-                f"pos_embed has {positions.shape[1] - 1} positions, which is no square; CeiT files are square."
-            )
-        state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
+    _split_positions(state)
     return state
 
 
+OFFICIAL_VITAE = [
+    (r"^layers\.(\d)\.RC\.", r"reduction_cells.\1."),
+    (r"\.PRM\.convs\.(\d)\.0\.", r".prm.convs.\1."),
+    (r"^(reduction_cells\.\d)\.attn\.w$", r"\1.transformer.attention.w"),
+    (r"^(reduction_cells\.\d)\.attn\.(kqv|proj|norm1|norm2|mlp)\.", r"\1.transformer.\2."),
+    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
+    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
+    (r"^(reduction_cells\.\d)\.PCM\.0\.", r"\1.pcm.0.conv."),
+    (r"^(reduction_cells\.\d)\.PCM\.2\.", r"\1.pcm.2.conv."),
+    (r"^(reduction_cells\.\d)\.PCM\.3\.", r"\1.pcm.2.bn."),
+    (r"^(reduction_cells\.\d)\.PCM\.5\.", r"\1.pcm.4.conv."),
+    (r"^layers\.2\.NC\.", "normal_cells."),
+    (r"\.PCM\.0\.", ".pcm.0.conv."),
+    (r"\.PCM\.1\.", ".pcm.0.bn."),
+    (r"\.PCM\.3\.", ".pcm.2.conv."),
+    (r"\.PCM\.4\.", ".pcm.2.bn."),
+    (r"\.PCM\.6\.", ".pcm.4.conv."),
+]
+
+OFFICIAL_T2T_VIT = [
+    (r"^tokens_to_token\.project\.", "proj."),
+    (r"^tokens_to_token\.attention1\.", "t2t.0.transformer."),
+    (r"^tokens_to_token\.attention2\.", "t2t.1.transformer."),
+    (r"\.transformer\.w$", ".transformer.attention.w"),
+    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
+    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
+]
+
+
+def _official_t2t_vit(state_dict: StateDict) -> StateDict:
+    state = _rename(OFFICIAL_T2T_VIT)(state_dict)
+    _split_positions(state)
+    return state
+
+
+def _t2t_vit_args(state: StateDict) -> dict[str, Any]:
+    _, window = state["t2t.0.transformer.kqv.weight"].shape  # 7 x 7 pixels
+    return dict(_img_size(state), in_chans=window // 49)
+
+
 LAYOUTS = (
-    Layout("official CvT", "cvt", "stage0.patch_embed.proj.weight", _rename(OFFICIAL_CVT)),
+    Layout(
+        "official CvT",
+        "cvt",
+        "stage0.patch_embed.proj.weight",
+        _rename(OFFICIAL_CVT),
+        _in_chans("stages.0.embed.proj"),
+    ),
     Layout(
         "Hugging Face CvT",
         "cvt",
         "cvt.encoder.stages.0.embedding.convolution_embeddings.projection.weight",
         _rename(HUGGING_FACE_CVT),
+        _in_chans("stages.0.embed.proj"),
         dict(act_layer="gelu"),
     ),
-    Layout("official CeiT", "ceit", "i2t.backbone.conv.weight", _official_ceit),
+    Layout(
+        "official CeiT",
+        "ceit",
+        "i2t.backbone.conv.weight",
+        _official_ceit,
+        lambda state: dict(_in_chans("stem.convs.0.conv")(state), **_img_size(state)),
+    ),
+    Layout(
+        "official ViTAE",
+        "vitae",
+        "layers.0.RC.attn.w",
+        _rename(OFFICIAL_VITAE),
+        _in_chans("reduction_cells.0.prm.convs.0"),
+    ),
+    Layout("official T2T-ViT", "t2t_vit", "tokens_to_token.attention1.w", _official_t2t_vit, _t2t_vit_args),
 )
 
 
@@ -258,11 +337,7 @@ def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict,
         if missing:
             raise WeftError(f"{where} has no classifier; expected {' and '.join(sorted(missing))}.")
         classes, _ = native["head.weight"].shape
-        _, in_chans, _, _ = next(native[key] for key in FIRST_CONVS if key in native).shape
-        args: dict[str, Any] = dict(layout.model_args, num_classes=classes, in_chans=in_chans)
-        if layout.family == "ceit":  # one position every 16 pixels
-            height, width, _ = native["pos_embed.grid"].shape
-            args["img_size"] = (16 * height, 16 * width)
+        args = dict(layout.model_args, num_classes=classes, **layout.read_args(native))
     except WeftError:
         raise
     except (KeyError, IndexError, ValueError, RuntimeError) as error:

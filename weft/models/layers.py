@@ -183,23 +183,48 @@ class ConvEmbed(nn.Module):
         return self.norm(to_nhwc(self.proj(to_nchw(x))))
 
 
+def sinusoid_table(length: int, dim: int) -> Tensor:
+    """(length, C) fixed positions: position p, channel j has the angle p / 10000 ** (2 (j // 2) / C).
+
+    Even channels hold its sine, odd ones its cosine.
+    """
+    position = torch.arange(length, device="cpu", dtype=torch.float64)[:, None]
+    channel = torch.arange(dim, device="cpu", dtype=torch.float64)
+    angle = position / 10000 ** (2 * (channel // 2) / dim)
+    return torch.where(channel % 2 == 0, angle.sin(), angle.cos())
+
+
 class PositionEmbedding(nn.Module):
-    """Learned positions: a grid that is resized to the map at hand, and one more for the class token."""
+    """A grid of positions that is resized to the map at hand, and one more for the class token.
+
+    Learned; or, with `sinusoid`, fixed: then they are buffers and number the tokens row by row, the class token first.
+    """
 
     def __init__(
         self,
         grid_size: tuple[int, int],
         dim: int,
         class_token: bool,
+        sinusoid: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.grid = nn.Parameter(torch.empty(*grid_size, dim, device=device, dtype=dtype))
-        self.cls = nn.Parameter(torch.empty(1, 1, dim, device=device, dtype=dtype)) if class_token else None
+        self.sinusoid = sinusoid
+        kind = nn.Buffer if sinusoid else nn.Parameter
+        self.grid = kind(torch.empty(*grid_size, dim, device=device, dtype=dtype))
+        self.cls = kind(torch.empty(1, 1, dim, device=device, dtype=dtype)) if class_token else None
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
+        if self.sinusoid:
+            height, width, dim = self.grid.shape
+            first = 0 if self.cls is None else 1
+            table = sinusoid_table(first + height * width, dim)
+            self.grid.copy_(table[first:].view(height, width, dim))
+            if self.cls is not None:
+                self.cls.copy_(table[:1])
         for parameter in self.parameters():
             trunc_normal_(parameter, std=0.02)
 

@@ -7,9 +7,9 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ceit, cetnet, cvt, vt_resnet
+from weft.models import ceit, cetnet, cvt, t2t_vit, vitae, vt_resnet
 
-FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt, "vt_resnet": vt_resnet}
+FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt, "t2t_vit": t2t_vit, "vitae": vitae, "vt_resnet": vt_resnet}
 
 
 def list_models(filter: str = "") -> list[str]:

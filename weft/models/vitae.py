@@ -1,0 +1,492 @@
+"""ViTAE: Vision Transformer Advanced by Exploring Intrinsic Inductive Bias (Xu et al., NeurIPS 2021, arXiv 2106.03348).
+
+Paper to code:
+    section 3.3, eq. 2       Pyramid Reduction Module (PRM)                  PRM
+    section 3.3, eqs. 3-5    Reduction Cell (RC)                             ReductionCell
+    section 3.4              Normal Cell (NC)                                NormalCell
+    eqs. 4 and section 3.4   Parallel Convolutional Module (PCM)             pcm
+    section 3.5, tables 1, 2 ViTAE-T, ViTAE-6M, ViTAE-13M, ViTAE-S           VARIANTS
+    table 3                  the arguments dilations, rc_pcm, nc_pcm and nc_pcm_norm of ViTAE
+
+Defaults are those of the released code, which loads its checkpoints. It is another network than the paper's; each
+difference is an argument:
+    - no class token, the mean over the map is classified; no position encoding, no final norm (`class_token=True,
+      global_pool="token", pos_embed="sinusoid", final_norm=True` is the paper);
+    - the third reduction cell is its PRM alone (`full_rc3=True`);
+    - attention in the reduction cells is the Performer's, linear and with one head (`rc_attention="softmax"`).
+Further:
+    - "Post" in table 3, a "late fusion", adds the PCM behind the FFN, that is at the end of the cell;
+    - a cell without dilations has T2T-ViT's soft split for a PRM: table 3 calls its first row "the standard T2T-ViT";
+    - where the width of a PRM without attention is not that of the tokens, a linear layer adapts it, as in T2T-ViT (the
+      paper does not say how; its [1, 2, 3] x 3 has "4.6M" parameters, this one 4.51 M);
+    - `nc_pcm_convs=2` (convolution, BatchNorm, SiLU, convolution) gives the published parameter counts of T, 6M and
+      13M; text and code have three convolutions;
+    - ViTAE-13M has an MLP ratio of 3, as its published counts; the code, for which no weights exist, has 2;
+    - the Performer's fixed matrices are buffers here and parameters that are not trained there: 4,096 of T's 4,886,888.
+`vitae_nano` is Weft's own, for pictures of 28 to 96 pixels.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch, check_widths
+from weft.models.base import HybridModel, build
+from weft.models.layers import (
+    ConvNorm,
+    PairDropPath,
+    PositionEmbedding,
+    add,
+    grid_size,
+    image_to_map,
+    join,
+    pad_to_multiple,
+    part,
+    to_nchw,
+    to_nhwc,
+)
+from weft.models.performer import PerformerAttention, SoftmaxAttention, SoftSplit, TokenTransformer
+
+__all__ = ["ViTAE"]
+
+DILATIONS = ((1, 2, 3, 4), (1, 2, 3), (1, 2))  # table 3's "[1, 2, 3, 4] with an arrow down"
+KERNELS = (7, 3, 3)
+STEM_STRIDES = (1, 2, 4)
+PCM_STRIDES = {4: (2, 2, 1), 2: (2, 1, 1), 1: (1, 1, 1)}
+RC_ATTENTIONS = ("performer", "softmax")
+NC_PCMS = ("pre", "post", "none")
+NC_PCM_CONVS = (2, 3)
+POSITIONS = ("none", "sinusoid")
+LN_EPS = 1e-6  # of the normal cells; the reduction cells have torch's 1e-5
+
+
+class PRM(nn.Module):
+    """Pyramid Reduction Module, eq. 2: one strided convolution per dilation, side by side in the channels.
+
+    (B, H, W, C_in) -> (B, H / stride, W / stride, dilations * C). If `stride` divides H and W, the padding gives all
+    branches this same grid.
+    """
+
+    def __init__(self, in_chs: int, dim: int, kernel: int, stride: int, dilations: Sequence[int], **dd: Any):
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(in_chs, dim, kernel, stride, ((kernel - 1) * d + 2 - stride) // 2, d, **dd) for d in dilations
+        )
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = to_nchw(x)
+        branches = [to_nhwc(conv(x)) for conv in self.convs]
+        return self.act(torch.cat(branches, dim=-1))
+
+
+def pcm(
+    widths: Sequence[int], strides: Sequence[int], norms: Sequence[bool], groups: int, final_act: bool, **dd: Any
+) -> nn.Sequential:
+    """Parallel Convolutional Module on a (B, H, W, C) map: 3x3 convolutions, each with SiLU, some with BatchNorm."""
+    layers: list[nn.Module] = []
+    for in_chs, out_chs, stride, norm in zip(widths[:-1], widths[1:], strides, norms, strict=True):
+        layers += [ConvNorm(in_chs, out_chs, 3, stride, 1, groups, bias=True, norm=norm, **dd), nn.SiLU()]
+    return nn.Sequential(*(layers if final_act else layers[:-1]))
+
+
+class ReductionCell(nn.Module):
+    """RC, eqs. 2 to 5: attention over what the PRM saw, beside it a PCM, then the FFN. (B, H, W, C_in) -> (B, h, w, C).
+
+    With `attention="none"` the cell is its PRM alone.
+    """
+
+    def __init__(
+        self,
+        in_chs: int,
+        prm_dim: int,
+        dim: int,
+        kernel: int,
+        stride: int,
+        dilations: Sequence[int],
+        attention: str,
+        has_pcm: bool,
+        drop: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.stride = stride
+        if dilations:
+            width = prm_dim * len(dilations)
+            self.prm = PRM(in_chs, prm_dim, kernel, stride, dilations, **dd)
+        else:
+            width = in_chs * kernel**2
+            self.prm = SoftSplit(kernel, stride)
+        self.proj, self.transformer, self.pcm = nn.Identity(), None, None
+        if attention == "none":
+            if width != dim:
+                self.proj = nn.Linear(width, dim, **dd)
+            return
+        mixer = PerformerAttention(dim, **dd) if attention == "performer" else SoftmaxAttention()
+        self.transformer = TokenTransformer(width, dim, mixer, drop, **dd)
+        if has_pcm:
+            widths = (in_chs, prm_dim, prm_dim, dim)
+            self.pcm = pcm(widths, PCM_STRIDES[stride], (False, True, False), 1, True, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # At stride 4, and at sizes that are no multiples of it, PRM and PCM would round to different grids.
+        x = pad_to_multiple(x, self.stride)
+        y = self.proj(self.prm(x))
+        if self.transformer is not None:
+            local: Optional[Tensor] = None
+            if self.pcm is not None:
+                local = self.pcm(x)
+            y = self.transformer(y, local)
+        return y
+
+
+class NormalCell(nn.Module):
+    """NC: attention over all tokens, beside it a PCM on the map, and the FFN. The class token passes the PCM by.
+
+    `fusion` says where the PCM joins: "pre" in front of the FFN, "post" behind it, "none" for a cell without PCM.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden: int,
+        groups: int,
+        fusion: str,
+        pcm_norm: bool,
+        pcm_convs: int,
+        attn_drop: float,
+        proj_drop: float,
+        drop_path: float,
+        **dd: Any,
+    ):
+        super().__init__()
+        self.late = fusion == "post"
+        self.pcm = None
+        if fusion != "none" and pcm_convs == 2:
+            self.pcm = pcm((dim, hidden, dim), (1, 1), (pcm_norm, False), groups, False, **dd)
+        elif fusion != "none":
+            self.pcm = pcm((dim, hidden, dim, dim), (1, 1, 1), (pcm_norm, pcm_norm, False), groups, True, **dd)
+        self.norm1 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
+        self.attn = Attention(dim, num_heads, qkv_bias=True, attn_drop=attn_drop, proj_drop=proj_drop, **dd)
+        self.norm2 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
+        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
+        self.drop_path = PairDropPath(drop_path)
+
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        local: Optional[Tensor] = None
+        if self.pcm is not None:
+            local, _ = self.drop_path((self.pcm(x), None))  # from x as it is, without a norm
+        y = self.attn(self.norm1(join(cls, x)))  # (B, [1 +] H*W, C)
+        y_map, y_cls = self.drop_path(part(y, x, cls))
+        x, cls = x + y_map, add(cls, y_cls)
+        if local is not None and not self.late:
+            x = x + local
+        y = self.mlp(self.norm2(join(cls, x)))
+        y_map, y_cls = self.drop_path(part(y, x, cls))
+        x, cls = x + y_map, add(cls, y_cls)
+        if local is not None and self.late:
+            x = x + local
+        return x, cls
+
+
+class ViTAE(HybridModel):
+    """Three reduction cells to strides 4, 8 and 16, then normal cells.
+
+    Args:
+        img_size: default picture size; matters only with position encodings, which are resized to other sizes.
+        global_pool: "avg", "max", "avgmax" over the map, or "" for none; or "token" with a class token.
+        class_token, final_norm: the paper's class token, and its LayerNorm in front of the classifier.
+        pos_embed: "none", or "sinusoid" for the paper's fixed positions in front of the normal cells.
+        prm_dims: width of one branch of the PRM (and of the hidden layers of the PCM), one number per reduction cell.
+        token_dims: width behind each reduction cell; the last is that of the normal cells.
+        depth, num_heads, mlp_ratio: of the normal cells. groups: of the convolutions in their PCM.
+        stem_stride: stride of the first reduction cell, 4, or 2 or 1 to keep a useful grid on small pictures: a token
+            covers 4 * stem_stride pixels. Weights keep their shapes.
+        dilations: the sets of the three PRMs (table 3); an empty set stands for T2T-ViT's soft split.
+        rc_attention: "performer" or "softmax". full_rc3: attention, PCM and FFN in the third reduction cell, too.
+        rc_pcm: PCM in the reduction cells (table 3).
+        nc_pcm: the PCM of the normal cells joins "pre" or "post" the FFN, or there is "none" (table 3).
+        nc_pcm_norm: BatchNorm in the PCM of the normal cells (table 3). nc_pcm_convs: 3, or 2 for the shallow one.
+        drop_rate: dropout before the classifier. pos_drop_rate: in front of the normal cells.
+        proj_drop_rate, attn_drop_rate: in the normal cells.
+        rc_drop_rate: dropout in the reduction cells; the released code has 0.1 whatever the other rates are.
+        drop_path_rate: stochastic depth of the last normal cell; grows linearly over the normal cells.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        class_token: bool = False,
+        pos_embed: str = "none",
+        final_norm: bool = False,
+        prm_dims: Sequence[int] = (64, 64, 128),
+        token_dims: Sequence[int] = (64, 64, 256),
+        depth: int = 7,
+        num_heads: int = 4,
+        mlp_ratio: float = 2.0,
+        groups: int = 64,
+        stem_stride: int = 4,
+        dilations: Sequence[Sequence[int]] = DILATIONS,
+        rc_attention: str = "performer",
+        full_rc3: bool = False,
+        rc_pcm: bool = True,
+        nc_pcm: str = "pre",
+        nc_pcm_norm: bool = True,
+        nc_pcm_convs: int = 3,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        rc_drop_rate: float = 0.1,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        check_cells(prm_dims=prm_dims, token_dims=token_dims, dilations=dilations)
+        for prm_dim, token_dim in zip(prm_dims, token_dims, strict=True):
+            check_positive(prm_dims=prm_dim, token_dims=token_dim)
+        check_positive(in_chans=in_chans, depth=depth, mlp_ratio=mlp_ratio, groups=groups)
+        check_switch(class_token=class_token, final_norm=final_norm, full_rc3=full_rc3, rc_pcm=rc_pcm)
+        check_switch(nc_pcm_norm=nc_pcm_norm)
+        check_choice("pos_embed", pos_embed, POSITIONS)
+        check_choice("stem_stride", stem_stride, STEM_STRIDES)
+        check_choice("rc_attention", rc_attention, RC_ATTENTIONS)
+        check_choice("nc_pcm", nc_pcm, NC_PCMS)
+        check_choice("nc_pcm_convs", nc_pcm_convs, NC_PCM_CONVS)
+        check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
+        check_rates(attn_drop_rate=attn_drop_rate, rc_drop_rate=rc_drop_rate, drop_path_rate=drop_path_rate)
+        dim = token_dims[-1]
+        hidden = int(dim * mlp_ratio)
+        check_widths(dim, num_heads)
+        if nc_pcm != "none" and (dim % groups or hidden % groups):
+            raise WeftError(f"groups={groups!r} does not divide the widths {dim} and {hidden} of the PCM.")
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
+
+        self.in_chans = in_chans
+        self.depth = depth
+        strides, widths = (stem_stride, 2, 2), (in_chans, *token_dims)
+        self.reduction_cells = nn.ModuleList(
+            ReductionCell(
+                widths[i],
+                prm_dims[i],
+                token_dims[i],
+                KERNELS[i],
+                strides[i],
+                dilations[i],
+                rc_attention if i < 2 or full_rc3 else "none",
+                rc_pcm,
+                rc_drop_rate,
+                **dd,
+            )
+            for i in range(3)
+        )
+        reduction = 4 * stem_stride
+        grid = grid_size(img_size, reduction)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
+        has_positions = pos_embed == "sinusoid"
+        self.pos_embed = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.normal_cells = nn.ModuleList(
+            NormalCell(
+                dim,
+                num_heads,
+                hidden,
+                groups,
+                nc_pcm,
+                nc_pcm_norm,
+                nc_pcm_convs,
+                attn_drop_rate,
+                proj_drop_rate,
+                drop_path,
+                **dd,
+            )
+            for drop_path in drop_paths
+        )
+        self.feature_info = [
+            dict(num_chs=token_dims[i], reduction=stem_stride * (i + 1), module=f"reduction_cells.{i}")
+            for i in range(2)
+        ]
+        self.feature_info += [dict(num_chs=dim, reduction=reduction, module=f"normal_cells.{i}") for i in range(depth)]
+        norm = nn.LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
+        self.make_head(dim, num_classes, global_pool, class_token, drop_rate, norm, **dd)
+        self.reset_parameters()
+        self.init_weights(needs_reset=False)
+
+    def reset_parameters(self) -> None:
+        if self.cls_token is not None:
+            trunc_normal_(self.cls_token, std=0.02)
+
+    def forward_embed(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """What the paper puts between the reduction and the normal cells: class token and positions."""
+        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
+        if self.pos_embed is not None:
+            x, cls = self.pos_embed(x, cls)
+        if cls is not None:
+            cls = self.pos_drop(cls)
+        return self.pos_drop(x), cls
+
+    def forward_trunk(
+        self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
+    ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
+        """Levels 0 and 1 are the first reduction cells; the third belongs to the first normal cell, level 2."""
+        maps: list[Tensor] = []
+        x = image_to_map(x)
+        for i, cell in enumerate(self.reduction_cells):
+            if last is None or i <= last:
+                if self.grad_checkpointing and not torch.jit.is_scripting():  # noqa: SIM108  TorchScript needs the if
+                    x = checkpoint(cell, x)
+                else:
+                    x = cell(x)
+                if take is not None and i < 2 and i in take:
+                    maps.append(x)
+        if last is not None and last < 2:
+            return x, None, maps
+
+        x, cls = self.forward_embed(x)
+        for i, cell in enumerate(self.normal_cells):
+            if last is None or 2 + i <= last:
+                if self.grad_checkpointing and not torch.jit.is_scripting():
+                    x, cls = checkpoint(cell, x, cls)
+                else:
+                    x, cls = cell(x, cls)
+                if take is not None and 2 + i in take:
+                    maps.append(x)
+        return x, cls, maps
+
+    def prune_levels(self, last: int, keep_head: bool) -> None:
+        self.reduction_cells = self.reduction_cells[: last + 1]
+        self.normal_cells = self.normal_cells[: max(last - 1, 0)]
+        if not self.normal_cells:
+            self.cls_token, self.pos_embed = None, None
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return dict(
+            stem=r"^(?:reduction_cells|cls_token|pos_embed)",
+            blocks=[(r"^normal_cells\.(\d+)", None), (r"^norm", (99999,))],
+        )
+
+    def no_weight_decay(self) -> set[str]:
+        return {"cls_token"}
+
+
+def check_cells(**lists: Sequence[Any]) -> None:
+    """Raises for a list that has not one entry per reduction cell, and for a dilation that is no whole number."""
+    for name, values in lists.items():
+        if not isinstance(values, list | tuple) or len(values) != 3:
+            raise WeftError(f"{name}={values!r} has not three entries; ViTAE has three reduction cells.")
+    for dilations in lists["dilations"]:
+        if not isinstance(dilations, list | tuple) or not all(isinstance(d, int) and d > 0 for d in dilations):
+            raise WeftError(f"dilations={lists['dilations']!r} are no lists of positive whole numbers.")
+
+
+# Variants -------------------------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vitae_nano": dict(prm_dims=(32, 32, 64), token_dims=(32, 32, 128), groups=32, stem_stride=2, drop_path_rate=0.1),
+    "vitae_tiny": dict(drop_path_rate=0.1),
+    "vitae_6m": dict(depth=10, drop_path_rate=0.1),
+    "vitae_13m": dict(
+        prm_dims=(64, 64, 160), token_dims=(64, 64, 320), depth=11, num_heads=5, mlp_ratio=3.0, drop_path_rate=0.1
+    ),
+    "vitae_small": dict(
+        prm_dims=(64, 64, 192),
+        token_dims=(96, 192, 384),
+        depth=14,
+        num_heads=6,
+        mlp_ratio=3.0,
+        groups=96,
+        drop_path_rate=0.1,
+    ),
+}
+
+
+def first_convs(dilations: Sequence[Sequence[int]] = DILATIONS, rc_pcm: bool = True) -> tuple[str, ...]:
+    """The convolutions that read the picture, which timm adapts to other channels: all of the PRM, one of the PCM."""
+    check_cells(dilations=dilations)
+    cell = "reduction_cells.0"
+    names = [f"{cell}.prm.convs.{i}" for i, _ in enumerate(dilations[0])]
+    return (*names, f"{cell}.pcm.0.conv") if rc_pcm else tuple(names)
+
+
+def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
+    return dict(
+        input_size=(3, size, size),
+        pool_size=(pool, pool),
+        crop_pct=0.9,
+        interpolation="bicubic",
+        first_conv=first_convs(),
+        classifier="head",
+        license="apache-2.0",
+        paper_ids="arXiv:2106.03348",
+        paper_name="ViTAE: Vision Transformer Advanced by Exploring Intrinsic Inductive Bias",
+        **kwargs,
+    )
+
+
+OFFICIAL = "https://github.com/ViTAE-Transformer/ViTAE-Transformer"  # .pth.tar files; none of them is on a hub
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vitae_nano": _cfg(64, 8),
+        "vitae_tiny.in1k": _cfg(origin_url=OFFICIAL),
+        "vitae_6m.in1k": _cfg(origin_url=OFFICIAL),
+        "vitae_13m": _cfg(),
+        "vitae_small.in1k": _cfg(origin_url=OFFICIAL),
+    }
+)
+
+# ImageNet-1k top-1 in percent, table 2 of the paper.
+PUBLISHED_TOP1 = {
+    "vitae_tiny.in1k": 75.3,
+    "vitae_6m.in1k": 77.9,
+    "vitae_13m": 81.0,
+    "vitae_small.in1k": 82.0,
+}
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    switches = {key: kwargs[key] for key in ("dilations", "rc_pcm") if key in kwargs}
+    if switches and not isinstance(kwargs.get("pretrained_cfg"), dict):
+        overlay = dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv=first_convs(**switches))
+        kwargs = dict(kwargs, pretrained_cfg_overlay=overlay)
+    return build(ViTAE, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, -1))
+
+
+@register_model
+def vitae_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ViTAE for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8."""
+    return _create("vitae_nano", pretrained, kwargs)
+
+
+@register_model
+def vitae_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ViTAE-T, 4.9 M parameters."""
+    return _create("vitae_tiny", pretrained, kwargs)
+
+
+@register_model
+def vitae_6m(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ViTAE-6M, 6.6 M parameters."""
+    return _create("vitae_6m", pretrained, kwargs)
+
+
+@register_model
+def vitae_13m(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ViTAE-13M, 13.4 M parameters."""
+    return _create("vitae_13m", pretrained, kwargs)
+
+
+@register_model
+def vitae_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """ViTAE-S, 24.0 M parameters."""
+    return _create("vitae_small", pretrained, kwargs)
