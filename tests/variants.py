@@ -6,7 +6,15 @@ SMALL has one model of each family: by its name and arguments that make it small
 CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
 CETNET = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8))
-SMALL = {"cvt_nano": CVT, "ceit_nano": CEIT, "cetnet_nano": CETNET}  # one model for each family
+PVT = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 2), num_heads=(1, 2, 3, 4), mlp_ratios=(4.0, 2.0, 2.0, 2.0))
+CSWIN = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 2, 1), num_heads=(2, 4, 2, 4), mlp_ratios=(2.0, 4.0, 2.0, 2.0))
+SMALL = {  # one model for each family
+    "cvt_nano": CVT,
+    "ceit_nano": CEIT,
+    "cetnet_nano": CETNET,
+    "pvt_small": PVT,
+    "cswin_tiny": CSWIN,
+}
 
 SWITCHES = {
     "cvt": ("cvt_nano", CVT),
@@ -50,4 +58,9 @@ SWITCHES = {
     },
     **{f"cetnet-stem-{stride}": ("cetnet_nano", dict(**CETNET, stem_stride=stride)) for stride in (1, 4)},
     "cetnet-window-7": ("cetnet_nano", dict(**CETNET, window_size=7)),
+    "pvt": ("pvt_small", PVT),
+    "pvt-sr": ("pvt_small", dict(**PVT, sr_ratios=(3, 1, 2, 1))),
+    "pvt-avg": ("pvt_small", dict(**PVT, global_pool="avg")),
+    "cswin": ("cswin_tiny", CSWIN),
+    "cswin-split": ("cswin_tiny", dict(**CSWIN, split_sizes=(3, 0, 12, 2))),
 }

@@ -1,5 +1,5 @@
 """The families. Importing this package registers them with timm."""
 
-from weft.models import ceit, cetnet, cvt
+from weft.models import ceit, cetnet, cswin, cvt, pvt
 
-__all__ = ["ceit", "cetnet", "cvt"]
+__all__ = ["ceit", "cetnet", "cswin", "cvt", "pvt"]

@@ -27,6 +27,7 @@ from weft.models.layers import resize_grid
 StateDict = dict[str, Tensor]
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
 FIRST_CONVS = ("stages.0.embed.proj.weight", "stem.convs.0.conv.weight")
+POSITIONS = {"ceit": ("pos_embed.grid", 16), "pvt": ("stages.0.pos_embed.grid", 4)}  # a position every n pixels
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -103,13 +104,48 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
             state[f"lca.q.{kind}"], state[f"lca.kv.{kind}"] = qkv[:dim], qkv[dim:]
     positions = state.pop("pos_embed", None)  # (1, 1 + N, C), the class token's first
     if positions is not None:
-        side = math.isqrt(positions.shape[1] - 1)
-        if side * side != positions.shape[1] - 1:
-            raise WeftError(
-                f"pos_embed has {positions.shape[1] - 1} positions, which is no square; CeiT files are square."
-            )
-        state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
+        state["pos_embed.cls"] = positions[:, :1]
+        state["pos_embed.grid"] = _square("pos_embed", positions[0, 1:])
     return state
+
+
+def _square(key: str, positions: Tensor) -> Tensor:
+    """(N, C) positions as a grid; the released networks know square pictures alone."""
+    side = math.isqrt(positions.shape[0])
+    if side * side != positions.shape[0]:
+        raise WeftError(f"{key} has {positions.shape[0]} positions, which is no square; published files are square.")
+    return positions.unflatten(0, (side, side))
+
+
+OFFICIAL_PVT = [
+    *((rf"^patch_embed{i + 1}\.", f"stages.{i}.embed.") for i in range(4)),
+    *((rf"^block{i + 1}\.", f"stages.{i}.blocks.") for i in range(4)),
+    (r"^cls_token$", "stages.3.cls_token"),
+    (r"\.attn\.sr\.", ".attn.sr.proj."),
+    (r"\.attn\.norm\.", ".attn.sr.norm."),
+]
+
+
+def _official_pvt(state_dict: StateDict) -> StateDict:
+    state = _rename(OFFICIAL_PVT)(state_dict)
+    for i in range(4):
+        positions = state.pop(f"pos_embed{i + 1}", None)  # (1, N, C); in the last stage the class token's first
+        if positions is not None:
+            if i == 3:
+                state["stages.3.pos_embed.cls"], positions = positions[:, :1], positions[:, 1:]
+            state[f"stages.{i}.pos_embed.grid"] = _square(f"pos_embed{i + 1}", positions[0])
+    return state
+
+
+OFFICIAL_CSWIN = [
+    (r"^stage1_conv_embed\.0\.", "stages.0.embed.proj."),
+    (r"^stage1_conv_embed\.2\.", "stages.0.embed.norm."),
+    (r"^merge(\d)\.conv\.", r"stages.\1.embed.proj."),
+    (r"^merge(\d)\.norm\.", r"stages.\1.embed.norm."),
+    *((rf"^stage{i + 1}\.", f"stages.{i}.blocks.") for i in range(4)),
+    (r"(blocks\.\d+)\.(qkv|proj)\.", r"\1.attn.\2."),
+    (r"\.attns\.(\d)\.get_v\.", r".attn.branches.\1.lepe."),
+]
 
 
 LAYOUTS = (
@@ -122,6 +158,8 @@ LAYOUTS = (
         dict(act_layer="gelu"),
     ),
     Layout("official CeiT", "ceit", "i2t.backbone.conv.weight", _official_ceit),
+    Layout("official PVT", "pvt", "pos_embed4", _official_pvt),
+    Layout("official CSWin", "cswin", "stage1_conv_embed.0.weight", _rename(OFFICIAL_CSWIN)),
 )
 
 
@@ -260,9 +298,10 @@ def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict,
         classes, _ = native["head.weight"].shape
         _, in_chans, _, _ = next(native[key] for key in FIRST_CONVS if key in native).shape
         args: dict[str, Any] = dict(layout.model_args, num_classes=classes, in_chans=in_chans)
-        if layout.family == "ceit":  # one position every 16 pixels
-            height, width, _ = native["pos_embed.grid"].shape
-            args["img_size"] = (16 * height, 16 * width)
+        if layout.family in POSITIONS:
+            key, stride = POSITIONS[layout.family]
+            height, width, _ = native[key].shape
+            args["img_size"] = (stride * height, stride * width)
     except WeftError:
         raise
     except (KeyError, IndexError, ValueError, RuntimeError) as error:

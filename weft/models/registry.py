@@ -7,9 +7,9 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ceit, cetnet, cvt
+from weft.models import ceit, cetnet, cswin, cvt, pvt
 
-FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt}
+FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cswin": cswin, "cvt": cvt, "pvt": pvt}
 
 
 def list_models(filter: str = "") -> list[str]:
