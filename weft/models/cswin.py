@@ -5,7 +5,7 @@ Paper to code:
     section 3.1, figure 2    convolutional embedding between the stages     layers.ConvEmbed, "conv"
     section 3.2, figure 1    Cross-Shaped Window attention                  CrossShapedAttention, StripeAttention
     section 3.2, figure 3    Locally-enhanced Positional Encoding (LePE)    LePEAttention
-    section 3.3, figure 2    CSWin Transformer block                        Block
+    section 3.3, figure 2    CSWin Transformer block                        hierarchy.MapBlock
     table 1                  CSWin-T, CSWin-S, CSWin-B                      VARIANTS
 
 Defaults are those of the released code, which loads its checkpoints. Where it differs from the paper:
@@ -24,21 +24,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp, calculate_drop_path_rates, register_notrace_function
+from timm.layers import calculate_drop_path_rates, register_notrace_function
 from timm.models import generate_default_cfgs, register_model, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive, check_rates, check_widths
 from weft.models.base import build
-from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
-from weft.models.layers import (
-    ConvEmbed,
-    cut,
-    graph_is_for_one_size,
-    grid_size,
-    to_nchw,
-    to_nhwc,
-)
+from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
+from weft.models.layers import ConvEmbed, graph_is_for_one_size, grid_size, to_nchw, to_nhwc
 
 __all__ = ["CSWin"]
 
@@ -57,9 +50,8 @@ class LePEAttention(nn.Module):
 
     def attend(self, tokens: Tensor) -> Tensor:
         """(B, N, 3, C) -> (B, N, C)."""
-        q, k, v = (
-            tokens.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        )  # (B, heads, N, C / heads)
+        heads = tokens.unflatten(-1, (self.num_heads, -1))  # (B, N, 3, heads, C / heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, N, C / heads)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
         return y.transpose(1, 2).flatten(2)
 
@@ -97,6 +89,15 @@ class StripeAttention(LePEAttention):
         turned = qkv.transpose(1, 2) if turn else qkv
         y = cut(self.attend(turned.flatten(1, 2)), 1, turned.shape[2])
         return (y.transpose(1, 2) if turn else y) + self.encode(qkv)
+
+
+@register_notrace_function
+def cut(x: Tensor, dim: int, size: int) -> Tensor:
+    """A view with one side cut into pieces of `size`, which must divide it: (.., n * size, ..) -> (.., n, size, ..)."""
+    if graph_is_for_one_size():
+        return x.unflatten(dim, (x.shape[dim] // size, size))
+    # The same view. torch.export cannot tell that it exists for every size.
+    return x.unfold(dim, size, size).movedim(-1, dim + 1)
 
 
 def _margin(side: int, multiple: int) -> int:
@@ -154,22 +155,6 @@ class CrossShapedAttention(nn.Module):
         return self.proj_drop(self.proj(y))
 
 
-class Block(nn.Module):
-    """Pre-norm block on a (B, H, W, C) map."""
-
-    def __init__(self, dim: int, attn: nn.Module, hidden: int, proj_drop: float, drop_path: float, **dd: Any):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, **dd)
-        self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
-
-
 class CSWin(HierarchicalModel):
     """CSWin Transformer: four stages at strides 4, 8, 16 and 32, no class token and no positions but LePE.
 
@@ -221,7 +206,7 @@ class CSWin(HierarchicalModel):
         for i, dim in enumerate(embed_dims):
             reduction = 4 * 2**i
             blocks = [
-                Block(
+                MapBlock(
                     dim,
                     CrossShapedAttention(dim, num_heads[i], split_sizes[i], attn_drop_rate, proj_drop_rate, **dd),
                     int(dim * mlp_ratios[i]),
