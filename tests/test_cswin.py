@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import weft
 from tests.conftest import randomise
 from tests.published import Namespace
+from tests.test_models import Copies
 from tests.variants import CSWIN
 from weft.analysis.cost import count_macs, count_parameters
 from weft.models.convert import filter_published
@@ -226,6 +227,18 @@ def test_whole_map():
     maps = [t.permute(0, 3, 1, 2) for t in attn.qkv(x).chunk(3, dim=-1)]
     expected = attn.proj(window_attend(*maps, attn.branches[0].lepe, 2).permute(0, 2, 3, 1))
     torch.testing.assert_close(attn(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_vertical_stripes_are_copied():
+    """Once when cut and, wider than 1, once when put together; each block with stripes then joins its two branches."""
+    model = randomise(timm.create_model("cswin_tiny", **CSWIN))
+    picture = torch.randn(2, 3, 224, 224).to(memory_format=torch.channels_last)
+    with torch.no_grad(), Copies() as copies:
+        model(picture)
+    assert len(copies.seen) == 1 * 1 + 2 * 2 + 2 * 2  # blocks with stripes of 1, 2 and 7
+    assert copies.joins == 1 + 2 + 2
+    for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
+        assert feature.is_contiguous()
 
 
 def test_split_sizes_arrive():

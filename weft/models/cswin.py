@@ -8,15 +8,15 @@ Paper to code:
     section 3.3, figure 2    CSWin Transformer block                        hierarchy.MapBlock
     table 1                  CSWin-T, CSWin-S, CSWin-B                      VARIANTS
 
-Defaults are those of the released code, which loads its checkpoints. Where it differs from the paper:
+Defaults are those of the released code, which loads its checkpoints. What it changes, or the paper leaves open:
     - the first half of the heads attends inside vertical stripes, the second half inside horizontal ones;
     - the last stage attends over its whole map whatever the size of the picture, in one branch with one LePE;
     - LePE sees its stripe alone: zeros at the borders, not what lies beyond them;
     - drop path is that of the authors' training commands: 0.2, 0.4 and 0.5.
-Sizes that the stripes do not divide follow the released code for segmentation: queries, keys and values are padded with
-zeros, half of them on either side, and the padding takes part in attention. That of classification stops there, and has
-two more traits which Weft leaves out: it turns a stage into the last one where the map is as wide as a stripe (at 224
-and 384 pixels it never is), and it never applies the dropout behind the projection (published: 0).
+Maps that the stripes do not divide follow the released code for segmentation (that for classification fails): queries,
+keys and values are padded with zeros, half of them on either side, and the padding takes part in attention.
+Two traits of the code for classification are left out: a stage whose map is as wide as a stripe becomes a last one,
+which at 224 and 384 pixels never happens, and the dropout behind the projection is never applied (published: 0).
 """
 
 from collections.abc import Sequence
