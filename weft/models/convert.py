@@ -112,7 +112,7 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
 def _square(key: str, positions: Tensor) -> Tensor:
     """(N, C) positions as a grid; the released networks know square pictures alone."""
     side = math.isqrt(positions.shape[0])
-    if side * side != positions.shape[0]:
+    if side == 0 or side * side != positions.shape[0]:
         raise WeftError(f"{key} has {positions.shape[0]} positions, which is no square; published files are square.")
     return positions.unflatten(0, (side, side))
 
