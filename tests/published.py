@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CvtConfig, CvtForImageClassification
 
-from weft.models.convert import HUGGING_FACE_CVT, _rename
+from weft.models.layouts import HUGGING_FACE_CVT, rename
 
 
 def attention(x_q: Tensor, x_kv: Tensor, qkv: nn.Linear, proj: nn.Linear, heads: int) -> Tensor:
@@ -118,5 +118,5 @@ def hugging_face_cvt(quick_gelu: bool = False, **config) -> CvtForImageClassific
 
 def official_cvt_keys(hugging_face: dict[str, Tensor]) -> dict[str, Tensor]:
     """A Hugging Face state dict under the names of the released .pth files."""
-    native = _rename(HUGGING_FACE_CVT)(hugging_face)
+    native = rename(HUGGING_FACE_CVT)(hugging_face)
     return {k.replace("stages.", "stage").replace(".embed.", ".patch_embed."): v for k, v in native.items()}

@@ -17,8 +17,8 @@ from weft.analysis.cost import count_parameters
 from weft.models import cetnet
 from weft.models.ce import CE_UNITS, conv_embedding
 from weft.models.cetnet import LEWinBlock, cut_windows, join_windows
-from weft.models.convert import filter_published
 from weft.models.layers import ConvEmbed
+from weft.models.layouts import filter_published
 
 
 def lewin(dim: int, heads: int, window: int, shifted: bool, le: str) -> LEWinBlock:

@@ -7,7 +7,7 @@ import torch
 import weft
 from tests.conftest import randomise
 from tests.published import OfficialCeiT, hugging_face_cvt
-from weft.models.convert import _official_ceit
+from weft.models.layouts import _official_ceit
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_cvt_gradients_equal_transformers():
         drop_path_rate=0.0,
         dtype=torch.float64,
     ).train()
-    ours.load_state_dict(weft.models.convert.filter_published(theirs.state_dict(), ours))
+    ours.load_state_dict(weft.models.layouts.filter_published(theirs.state_dict(), ours))
     picture = torch.randn(3, 3, 70, 52, dtype=torch.float64)
     gradients = []
     for model in (theirs, ours):
@@ -53,7 +53,7 @@ def test_cvt_gradients_equal_transformers():
         (out.logits if model is theirs else out).square().sum().backward()
         named = {name: p.grad for name, p in model.named_parameters()}
         gradients.append({"picture": given.grad, **named})
-    theirs_renamed = weft.models.convert.filter_published(gradients[0], ours)
+    theirs_renamed = weft.models.layouts.filter_published(gradients[0], ours)
     assert theirs_renamed.keys() == gradients[1].keys()
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(

@@ -12,8 +12,8 @@ from tests.published import Namespace, attention
 from tests.test_vitae import TokenPerformer, to_map, token_performer
 from tests.variants import T2T_VIT
 from weft.analysis.cost import count_macs, count_parameters
-from weft.models.convert import filter_published
 from weft.models.layers import sinusoid_table
+from weft.models.layouts import filter_published
 from weft.models.performer import SoftSplit
 
 

@@ -16,8 +16,8 @@ from tests.conftest import randomise
 from tests.published import Namespace, attention
 from tests.variants import SWITCHES, T2T_VIT, VITAE, VITAE_PAPER
 from weft.analysis.cost import count_macs, count_parameters
-from weft.models.convert import filter_published
 from weft.models.layers import sinusoid_table
+from weft.models.layouts import filter_published
 from weft.models.performer import PerformerAttention, SoftSplit, TokenTransformer
 from weft.models.vitae import PRM, NormalCell, ReductionCell
 

@@ -4,11 +4,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from weft.models.performer import PerformerAttention
+
 LAYERS = ("convolution", "addmm", "mm")  # what convolutions and linear layers become; all else is attention
 
 
 def count_parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    """Parameters, and the Performer's fixed matrices, which the papers and the released codes count as such."""
+    fixed = sum(m.w.numel() for m in model.modules() if isinstance(m, PerformerAttention))
+    return sum(p.numel() for p in model.parameters()) + fixed
 
 
 def count_macs(model: nn.Module, input_size: tuple[int, int, int], attention: bool = True) -> int:

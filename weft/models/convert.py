@@ -1,230 +1,37 @@
 """Published checkpoints into Weft models.
 
-Each published layout is one entry of LAYOUTS: how to recognise it, and how its keys become ours. Nothing here runs
-code from a file: pickles are read by torch's weights-only unpickler, with no way around it.
+Nothing here runs code from a file: pickles are read by torch's weights-only unpickler, with no way around it.
 """
 
 import argparse
-import math
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import timm
 import torch
-from timm.layers import resize_rel_pos_bias_table_simple
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models.layers import resize_grid
+from weft.models.layouts import LAYOUTS, Layout, StateDict, recognise
 
-StateDict = dict[str, Tensor]
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-# Layouts --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Layout:
-    name: str
-    family: str  # the first part of the names of the models that can take it
-    mark: str  # a key that only this layout has
-    to_native: Callable[[StateDict], StateDict]
-    read_args: Callable[[StateDict], dict[str, Any]]  # constructor arguments, read off the weights under our names
-    model_args: dict[str, Any] = field(default_factory=dict)  # what the weights were made for, where not our default
-
-
-def _rename(rules: list[tuple[str, str]]) -> Callable[[StateDict], StateDict]:
-    """Applies every rule, in order, to every key."""
-    compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
-
-    def rename(state_dict: StateDict) -> StateDict:
-        renamed = {}
-        for key, value in state_dict.items():
-            for pattern, replacement in compiled:
-                key = pattern.sub(replacement, key)
-            renamed[key] = value
-        return renamed
-
-    return rename
-
-
-def _in_chans(first_conv: str) -> Callable[[StateDict], dict[str, Any]]:
-    def read(state: StateDict) -> dict[str, Any]:
-        _, in_chans, _, _ = state[f"{first_conv}.weight"].shape
-        return dict(in_chans=in_chans)
-
-    return read
-
-
-def _img_size(state: StateDict) -> dict[str, Any]:
-    """One position every 16 pixels."""
-    height, width, _ = state["pos_embed.grid"].shape
-    return dict(img_size=(16 * height, 16 * width))
-
-
-def _split_positions(state: StateDict) -> None:
-    """Published (1, 1 + N, C) positions, the class token's first, become ours: one and a grid."""
-    positions = state.pop("pos_embed", None)
-    if positions is None:
-        return
-    side = math.isqrt(positions.shape[1] - 1)
-    if side * side != positions.shape[1] - 1:
-        raise WeftError(f"pos_embed has {positions.shape[1] - 1} positions, which is no square; the files are square.")
-    state["pos_embed.cls"], state["pos_embed.grid"] = positions[:, :1], positions[0, 1:].unflatten(0, (side, side))
-
-
-OFFICIAL_CVT = [(r"^stage(\d+)\.", r"stages.\1."), (r"\.patch_embed\.", ".embed.")]
-
-_HF_SELF = r"attention\.attention\."
-HUGGING_FACE_CVT = [
-    (r"^cvt\.encoder\.stages\.", "stages."),
-    (r"embedding\.convolution_embeddings\.projection", "embed.proj"),
-    (r"embedding\.convolution_embeddings\.normalization", "embed.norm"),
-    (r"\.layers\.", ".blocks."),
-    (_HF_SELF + r"convolution_projection_(\w)\w+\.convolution_projection\.convolution", r"attn.conv_proj_\1.conv"),
-    (_HF_SELF + r"convolution_projection_(\w)\w+\.convolution_projection\.normalization", r"attn.conv_proj_\1.bn"),
-    (_HF_SELF + r"projection_([qkv])\w+", r"attn.proj_\1"),
-    (r"attention\.output\.dense", "attn.proj"),  # before the next but one, which would match it
-    (r"intermediate\.dense", "mlp.fc1"),
-    (r"output\.dense", "mlp.fc2"),
-    (r"layernorm_before", "norm1"),
-    (r"layernorm_after", "norm2"),
-    (r"^layernorm\.", "norm."),
-    (r"^classifier\.", "head."),
-]
-
-OFFICIAL_CEIT = [
-    (r"^i2t\.backbone\.", "stem.convs.0."),
-    (r"^i2t\.proj\.", "proj."),
-    (r"^pos_layer_embed$", "lca.pos_layer_embed"),
-    (r"^lca\.attn\.proj\.", "lca.proj."),
-    (r"\.leff\.conv1\.", ".leff.linear1.linear."),
-    (r"\.leff\.bn1\.", ".leff.linear1.bn."),
-    (r"\.leff\.conv2\.", ".leff.dwconv.conv."),
-    (r"\.leff\.bn2\.", ".leff.dwconv.bn."),
-    (r"\.leff\.conv3\.", ".leff.linear2.linear."),
-    (r"\.leff\.bn3\.", ".leff.linear2.bn."),
-]
-
-
-def _official_ceit(state_dict: StateDict) -> StateDict:
-    state = _rename(OFFICIAL_CEIT)(state_dict)
-    for key, value in state.items():
-        if ".leff.linear" in key and value.ndim == 4:
-            state[key] = value.flatten(1)  # (out, in, 1, 1) -> (out, in)
-    for kind in ("weight", "bias"):  # rows q, k, v
-        qkv = state.pop(f"lca.attn.qkv.{kind}", None)
-        if qkv is not None:
-            dim = qkv.shape[0] // 3
-            state[f"lca.q.{kind}"], state[f"lca.kv.{kind}"] = qkv[:dim], qkv[dim:]
-    _split_positions(state)
-    return state
-
-
-OFFICIAL_VITAE = [
-    (r"^layers\.(\d)\.RC\.", r"reduction_cells.\1."),
-    (r"\.PRM\.convs\.(\d)\.0\.", r".prm.convs.\1."),
-    (r"^(reduction_cells\.\d)\.attn\.w$", r"\1.transformer.attention.w"),
-    (r"^(reduction_cells\.\d)\.attn\.(kqv|proj|norm1|norm2|mlp)\.", r"\1.transformer.\2."),
-    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
-    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
-    (r"^(reduction_cells\.\d)\.PCM\.0\.", r"\1.pcm.0.conv."),
-    (r"^(reduction_cells\.\d)\.PCM\.2\.", r"\1.pcm.2.conv."),
-    (r"^(reduction_cells\.\d)\.PCM\.3\.", r"\1.pcm.2.bn."),
-    (r"^(reduction_cells\.\d)\.PCM\.5\.", r"\1.pcm.4.conv."),
-    (r"^layers\.2\.NC\.", "normal_cells."),
-    (r"\.PCM\.0\.", ".pcm.0.conv."),
-    (r"\.PCM\.1\.", ".pcm.0.bn."),
-    (r"\.PCM\.3\.", ".pcm.2.conv."),
-    (r"\.PCM\.4\.", ".pcm.2.bn."),
-    (r"\.PCM\.6\.", ".pcm.4.conv."),
-]
-
-OFFICIAL_T2T_VIT = [
-    (r"^tokens_to_token\.project\.", "proj."),
-    (r"^tokens_to_token\.attention1\.", "t2t.0.transformer."),
-    (r"^tokens_to_token\.attention2\.", "t2t.1.transformer."),
-    (r"\.transformer\.w$", ".transformer.attention.w"),
-    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
-    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
-]
-
-
-def _official_t2t_vit(state_dict: StateDict) -> StateDict:
-    state = _rename(OFFICIAL_T2T_VIT)(state_dict)
-    _split_positions(state)
-    return state
-
-
-def _t2t_vit_args(state: StateDict) -> dict[str, Any]:
-    _, window = state["t2t.0.transformer.kqv.weight"].shape  # 7 x 7 pixels
-    return dict(_img_size(state), in_chans=window // 49)
-
-
-LAYOUTS = (
-    Layout(
-        "official CvT",
-        "cvt",
-        "stage0.patch_embed.proj.weight",
-        _rename(OFFICIAL_CVT),
-        _in_chans("stages.0.embed.proj"),
-    ),
-    Layout(
-        "Hugging Face CvT",
-        "cvt",
-        "cvt.encoder.stages.0.embedding.convolution_embeddings.projection.weight",
-        _rename(HUGGING_FACE_CVT),
-        _in_chans("stages.0.embed.proj"),
-        dict(act_layer="gelu"),
-    ),
-    Layout(
-        "official CeiT",
-        "ceit",
-        "i2t.backbone.conv.weight",
-        _official_ceit,
-        lambda state: dict(_in_chans("stem.convs.0.conv")(state), **_img_size(state)),
-    ),
-    Layout(
-        "official ViTAE",
-        "vitae",
-        "layers.0.RC.attn.w",
-        _rename(OFFICIAL_VITAE),
-        _in_chans("reduction_cells.0.prm.convs.0"),
-    ),
-    Layout("official T2T-ViT", "t2t_vit", "tokens_to_token.attention1.w", _official_t2t_vit, _t2t_vit_args),
-)
-
-
-def recognise(state_dict: Mapping[str, Any]) -> Layout | None:
-    return next((layout for layout in LAYOUTS if layout.mark in state_dict), None)
-
-
-def filter_published(state_dict: StateDict, model: nn.Module) -> StateDict:
-    """timm's `checkpoint_filter_fn` for every family: any published layout in, ours out, positions resized to fit."""
-    layout = recognise(state_dict)
-    state = layout.to_native(state_dict) if layout else dict(state_dict)
-    expected = model.state_dict()
-    for key, value in state.items():
-        if key.endswith("pos_embed.grid") and key in expected:
-            height, width, _ = expected[key].shape
-            state[key] = resize_grid(value, height, width)
-        elif key.endswith("relative_position_bias_table") and key in expected:
-            places, _ = shape = expected[key].shape  # one row for each of the (2 window - 1) ** 2 distances
-            window = (math.isqrt(places) + 1) // 2
-            state[key] = resize_rel_pos_bias_table_simple(value, (window, window), shape)
-    return state
-
-
 # Reading --------------------------------------------------------------------------------------------------------
+
+
+def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[StateDict, str]:
+    """The weights in a file, a folder or a state dict, and what to call their place in a message."""
+    if isinstance(source, str | os.PathLike):
+        return load_weights(source), os.fspath(source)
+    return _unwrap(source, "the state dict"), "the state dict"
 
 
 def load_weights(source: str | os.PathLike[str]) -> StateDict:
@@ -299,9 +106,7 @@ def convert(
     Raises:
         WeftError: the file cannot be read safely, or holds something else than `model`.
     """
-    is_path = isinstance(source, str | os.PathLike)
-    where = os.fspath(source) if is_path else "the state dict"
-    state = load_weights(source) if is_path else _unwrap(source, where)
+    state, where = read_state(source)
     layout = recognise(state)
     if layout is None:
         known = ", ".join(entry.name for entry in LAYOUTS)
@@ -316,10 +121,10 @@ def convert(
     if num_classes not in (None, args["num_classes"]):
         raise WeftError(f"{where} has {args['num_classes']} classes; expected {num_classes}.")
     converted = timm.create_model(model, device="meta", **args)
-    difference = _first_difference(converted.state_dict(), native)
+    difference = first_difference(converted.state_dict(), native)
     if difference:
         shapes = {name: timm.create_model(name, device="meta", **args).state_dict() for name in names}
-        fits = [name for name in names if not _first_difference(shapes[name], native)]
+        fits = [name for name in names if not first_difference(shapes[name], native)]
         hint = f" The weights fit {' or '.join(fits)}." if fits else ""
         raise WeftError(f"{where} does not fit {model}: {difference}.{hint}")
     converted.load_state_dict(native, assign=True)
@@ -349,7 +154,7 @@ def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict,
     return native, args
 
 
-def _first_difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+def first_difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
     for key, value in expected.items():
         if key not in found:
             return f"expected {key} {tuple(value.shape)}, which is missing"

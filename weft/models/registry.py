@@ -7,9 +7,19 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ceit, cetnet, cvt, t2t_vit, vitae, vt_resnet
+from weft.models import ce_hosts, ceit, cetnet, cswin, cvt, pvt, t2t_vit, vitae, vt_resnet
 
-FAMILIES = {"ceit": ceit, "cetnet": cetnet, "cvt": cvt, "t2t_vit": t2t_vit, "vitae": vitae, "vt_resnet": vt_resnet}
+FAMILIES = {  # by the name of the file, under which timm knows them
+    "ceit": ceit,
+    "vitae": vitae,
+    "vt_resnet": vt_resnet,
+    "cvt": cvt,
+    "cetnet": cetnet,
+    "ce_hosts": ce_hosts,
+    "t2t_vit": t2t_vit,
+    "pvt": pvt,
+    "cswin": cswin,
+}
 
 
 def list_models(filter: str = "") -> list[str]:

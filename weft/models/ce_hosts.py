@@ -1,0 +1,213 @@
+"""CE in four hosts: CvT, PVT, Swin and CSWin with CETNet's convolutional embedding (arXiv 2207.13317, table 7).
+
+The hosts keep their blocks; patch embedding and merging become a CE, and some blocks are removed in return. CvT, PVT and
+CSWin take it as `embed="ce"`; Swin is timm's, so its blocks are put into our stages here. Depths are the paper's.
+CE-Swin-T has 26.9 M parameters. The paper's 23.4 M are CETNet-T's, probably a slip: CE-Swin-S and -B are made the same
+way and meet the paper's counts.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from timm.layers import calculate_drop_path_rates
+from timm.models import generate_default_cfgs, register_model, register_notrace_module
+from timm.models.swin_transformer import SwinTransformerBlock
+from torch import nn
+
+from weft.errors import check_choice, check_positive, check_rates, check_widths
+from weft.models.base import HybridModel, build
+from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
+from weft.models.cswin import CSWin
+from weft.models.cvt import CvT
+from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
+from weft.models.layers import grid_size
+from weft.models.pvt import PVT
+
+__all__ = ["CESwin"]
+
+register_notrace_module(SwinTransformerBlock)  # asks for the size of its input, which torch.fx cannot follow
+
+
+class CESwin(HierarchicalModel):
+    """Swin with a convolutional embedding in front of each stage, at strides 4, 8, 16 and 32.
+
+    Args:
+        img_size: default picture size: a stage whose map one window covers at this size does not shift its windows.
+        global_pool: "avg", "max", "avgmax", or "" for none.
+        embed_dim: width of the first stage; it doubles from stage to stage.
+        depths, num_heads: blocks and heads, one number per stage.
+        window_size: side of the attention windows. mlp_ratio: expansion of the MLP.
+        ce_unit, ce_layers, ce_expand: as in CETNet; table 5 has depths (2, 2, 6, 2), "mbconv" and (2, 1).
+        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes.
+        drop_rate: dropout before the classifier. proj_drop_rate, attn_drop_rate: inside the blocks.
+        drop_path_rate: stochastic depth of the last block; grows linearly over all blocks.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 4, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int = 7,
+        mlp_ratio: float = 4.0,
+        ce_unit: str = "fused",
+        ce_layers: int = 5,
+        ce_expand: Sequence[int] = (2,),
+        stem_stride: int = 4,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        dd: dict[str, Any] = dict(device=device, dtype=dtype)
+        check_stages(4, depths=depths, num_heads=num_heads)
+        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size, mlp_ratio=mlp_ratio)
+        check_embedding(ce_unit, ce_layers, ce_expand)
+        check_choice("stem_stride", stem_stride, STEM_STRIDES)
+        check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
+        check_rates(drop_path_rate=drop_path_rate)
+        dims = [embed_dim * 2**i for i in range(4)]
+        for dim, heads in zip(dims, num_heads, strict=True):
+            check_widths(dim, heads)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+
+        self.in_chans = in_chans
+        reduction = stem_stride
+        for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):
+            grid = grid_size(img_size, reduction)
+            shift = window_size // 2 if max(grid) > window_size else 0
+            blocks = [
+                SwinTransformerBlock(
+                    dim,
+                    grid,
+                    num_heads[i],
+                    window_size=window_size,
+                    shift_size=shift * (j % 2),
+                    always_partition=True,  # the table of positions is that of the full window at any size
+                    dynamic_mask=True,
+                    mlp_ratio=mlp_ratio,
+                    proj_drop=proj_drop_rate,
+                    attn_drop=attn_drop_rate,
+                    drop_path=drop_paths[i][j],
+                    **dd,
+                )
+                for j in range(depths[i])
+            ]
+            embed = conv_embedding(i, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
+            self.add_stage(MapStage(embed, blocks), dim, reduction)
+            reduction *= 2
+        norm = nn.LayerNorm(dims[-1], **dd)
+        self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
+        self.init_weights(needs_reset=False)
+
+
+# Variants -------------------------------------------------------------------------------------------------------
+
+_CVT = dict(embed_dims=(64, 192, 384), num_heads=(1, 3, 6), embed="ce")
+_PVT = dict(embed_dims=(64, 128, 320, 512), num_heads=(1, 2, 5, 8), embed="ce")
+_CSWIN = dict(embed_dims=(64, 128, 256, 512), num_heads=(2, 4, 8, 16), embed="ce")
+_CSWIN_BASE = dict(embed_dims=(96, 192, 384, 768), num_heads=(4, 8, 16, 32), embed="ce")
+_SWIN = dict(embed_dim=96, num_heads=(3, 6, 12, 24))
+_SWIN_BASE = dict(embed_dim=128, num_heads=(4, 8, 16, 32))
+
+VARIANTS: dict[str, tuple[type[HybridModel], dict[str, Any]]] = {  # drop path rates are those of the hosts
+    "ce_cvt_13": (CvT, dict(depths=(1, 2, 10), drop_path_rate=0.1, **_CVT)),
+    "ce_pvt_small": (PVT, dict(depths=(3, 4, 4, 3), drop_path_rate=0.1, **_PVT)),
+    "ce_swin_tiny": (CESwin, dict(depths=(2, 2, 4, 2), drop_path_rate=0.2, **_SWIN)),
+    "ce_swin_small": (CESwin, dict(depths=(2, 2, 16, 2), drop_path_rate=0.3, **_SWIN)),
+    "ce_swin_base": (CESwin, dict(depths=(2, 2, 16, 2), drop_path_rate=0.5, **_SWIN_BASE)),
+    "ce_cswin_tiny": (CSWin, dict(depths=(1, 2, 20, 1), drop_path_rate=0.2, **_CSWIN)),
+    "ce_cswin_small": (CSWin, dict(depths=(2, 4, 31, 2), drop_path_rate=0.4, **_CSWIN)),
+    "ce_cswin_base": (CSWin, dict(depths=(2, 4, 31, 2), drop_path_rate=0.5, **_CSWIN_BASE)),
+}
+
+
+def _cfg(pool: int) -> dict[str, Any]:
+    return dict(
+        input_size=(3, 224, 224),
+        pool_size=(pool, pool),
+        crop_pct=0.875,
+        interpolation="bicubic",
+        first_conv="stages.0.embed.units.0.conv",
+        classifier="head",
+        license="apache-2.0",
+        paper_ids="arXiv:2207.13317",
+        paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
+    )
+
+
+default_cfgs = generate_default_cfgs({name: _cfg(14 if name == "ce_cvt_13" else 7) for name in VARIANTS})
+
+# ImageNet-1k top-1 in percent, table 7 of the paper.
+PUBLISHED_TOP1 = {
+    "ce_cvt_13": 82.1,
+    "ce_pvt_small": 81.1,
+    "ce_swin_tiny": 82.5,
+    "ce_swin_small": 83.6,
+    "ce_swin_base": 84.0,
+    "ce_cswin_tiny": 83.6,
+    "ce_cswin_small": 84.1,
+    "ce_cswin_base": 84.7,
+}
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    model_cls, defaults = VARIANTS[variant]
+    return build(model_cls, variant, pretrained, defaults, kwargs, tuple(range(len(defaults["depths"]))))
+
+
+@register_model
+def ce_cvt_13(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CvT-13 with CE, 20.0 M parameters."""
+    return _create("ce_cvt_13", pretrained, kwargs)
+
+
+@register_model
+def ce_pvt_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """PVT-Small with CE, 22.6 M parameters."""
+    return _create("ce_pvt_small", pretrained, kwargs)
+
+
+@register_model
+def ce_swin_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Swin-T with CE, 26.9 M parameters."""
+    return _create("ce_swin_tiny", pretrained, kwargs)
+
+
+@register_model
+def ce_swin_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Swin-S with CE, 48.2 M parameters."""
+    return _create("ce_swin_small", pretrained, kwargs)
+
+
+@register_model
+def ce_swin_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Swin-B with CE, 85.2 M parameters."""
+    return _create("ce_swin_base", pretrained, kwargs)
+
+
+@register_model
+def ce_cswin_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CSWin-T with CE, 21.6 M parameters."""
+    return _create("ce_cswin_tiny", pretrained, kwargs)
+
+
+@register_model
+def ce_cswin_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CSWin-S with CE, 33.9 M parameters."""
+    return _create("ce_cswin_small", pretrained, kwargs)
+
+
+@register_model
+def ce_cswin_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """CSWin-B with CE, 75.8 M parameters."""
+    return _create("ce_cswin_base", pretrained, kwargs)
