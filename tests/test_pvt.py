@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import weft
 from tests.conftest import randomise
 from tests.published import Namespace
-from tests.test_models import Copies
 from tests.variants import PVT
 from weft.analysis.cost import count_macs, count_parameters
 from weft.models.layouts import filter_published
@@ -185,20 +184,6 @@ def test_no_pixel_is_lost():
     model.forward_intermediates(picture, indices=[0], intermediates_only=True)[0].square().sum().backward()
     assert picture.grad[:, :, -1].abs().min() > 0
     assert picture.grad[:, :, :, -1].abs().min() > 0
-
-
-@pytest.mark.parametrize("size", [64, 75])
-def test_no_copy(size):
-    """The class token is glued on once for attention and once for the MLP of each block of the last stage, and at the
-    end; nothing else moves on a channels-last picture."""
-    model = randomise(timm.create_model("pvt_small", **PVT))
-    picture = torch.randn(2, 3, size, size).to(memory_format=torch.channels_last)
-    with torch.no_grad(), Copies() as copies:
-        model(picture)
-    assert copies.seen == []
-    assert copies.joins == 2 * 2 + 1
-    for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
-        assert feature.is_contiguous()
 
 
 def test_class_token_and_positions():

@@ -8,6 +8,7 @@ CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
 CETNET = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8))
 PVT = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 1, 2), num_heads=(1, 2, 3, 4), mlp_ratios=(4.0, 2.0, 2.0, 2.0))
 CSWIN = dict(embed_dims=(8, 16, 24, 32), depths=(1, 2, 2, 1), num_heads=(2, 4, 2, 4), mlp_ratios=(2.0, 4.0, 2.0, 2.0))
+CE_SWIN = dict(embed_dim=16, depths=(1, 2, 2, 1), num_heads=(1, 2, 4, 8), window_size=4)
 VT = dict(depths=(1, 1, 1), widths=(8, 16, 32), token_dim=64, channels=64, num_tokens=8, group_width=16, num_heads=4)
 VITAE = dict(prm_dims=(8, 8, 16), token_dims=(8, 8, 32), depth=3, num_heads=2, groups=8, rc_drop_rate=0.0)
 VITAE_PAPER = dict(class_token=True, global_pool="token", pos_embed="sinusoid", final_norm=True)
@@ -21,6 +22,7 @@ SMALL = {  # one model for each family
     "t2t_vit_7": T2T_VIT,
     "pvt_small": PVT,
     "cswin_tiny": CSWIN,
+    "ce_swin_tiny": CE_SWIN,
 }
 
 SWITCHES = {
@@ -98,6 +100,12 @@ SWITCHES = {
     **{f"vitae-stem-{stride}": ("vitae_nano", dict(**VITAE, stem_stride=stride)) for stride in (1, 2, 4)},
     "t2t-vit": ("t2t_vit_7", T2T_VIT),
     "t2t-vit-avg": ("t2t_vit_7", dict(**T2T_VIT, global_pool="avg")),
+    "ce-swin": ("ce_swin_tiny", CE_SWIN),
+    "ce-swin-table-5": ("ce_swin_tiny", dict(**CE_SWIN, ce_unit="mbconv", ce_expand=(2, 1), ce_layers=7)),
+    "ce-swin-stem-2": ("ce_swin_tiny", dict(**CE_SWIN, stem_stride=2)),
+    "cvt-ce": ("cvt_nano", dict(**CVT, embed="ce")),
+    "pvt-ce": ("pvt_small", dict(**PVT, embed="ce")),
+    "cswin-ce": ("cswin_tiny", dict(**CSWIN, embed="ce")),
     "pvt": ("pvt_small", PVT),
     "pvt-sr": ("pvt_small", dict(**PVT, sr_ratios=(3, 1, 2, 1))),
     "pvt-avg": ("pvt_small", dict(**PVT, global_pool="avg")),

@@ -1,7 +1,7 @@
 """CE in four hosts: CvT, PVT, Swin and CSWin with CETNet's convolutional embedding (arXiv 2207.13317, table 7).
 
-The hosts keep their blocks; patch embedding and merging become a CE, and some blocks are removed in return. CvT, PVT and
-CSWin take it as `embed="ce"`; Swin is timm's, so its blocks are put into our stages here. Depths are the paper's.
+The hosts keep their blocks; patch embedding and merging become a CE, and some blocks are removed in return. CvT, PVT
+and CSWin take it as `embed="ce"`; Swin is timm's, so its blocks are put into our stages here. Depths are the paper's.
 CE-Swin-T has 26.9 M parameters. The paper's 23.4 M are CETNet-T's, probably a slip: CE-Swin-S and -B are made the same
 way and meet the paper's counts.
 """
