@@ -9,7 +9,7 @@ from flow import Node, Shape, chain, costs_by_kind, describe, sizes
 from sheet import GREY, INK, KINDS, LINE, PANEL, Sheet, fit, number, width, wrap
 
 GAP, HEAD, LANE, PAD = 20, 32, 10, 12
-NARROW = 100  # the least width of a cell
+NARROW = 96  # the least width of a cell
 WIDE = 260  # from here on a layer is one line
 
 
@@ -191,7 +191,7 @@ class Block:
         self._plan(p, x, y + 26, depth=0)
         return y + 26 + p.height
 
-    def _plan(self, p: Plan, x: float, y: float, depth: int, times: str = "") -> None:
+    def _plan(self, p: Plan, x: float, y: float, depth: int, name: str = "", times: str = "") -> None:
         sheet = self.sheet
         sheet.rect(x, y, p.wide, p.height, PANEL if depth % 2 == 0 else "#FFFFFF", LINE, 10)
         if depth == 0:
@@ -199,7 +199,7 @@ class Block:
         else:
             heads = getattr(p.node.module, "num_heads", 0)
             head = p.node.title + (f", {heads} head{'s' * (heads > 1)}" if heads else "") + times
-            words = p.node.name
+            words = name
         cost = f"{number(p.node.parameters)} · {number(p.node.macs)}"
         room = p.wide - 24 - width(cost, 11) - 12
         words = fit(words, 12, room * (0.4 if head else 1))
@@ -217,7 +217,8 @@ class Block:
         sheet, node = self.sheet, cell.node
         left, top = x + cell.x, y + cell.y
         if cell.inner is not None:
-            self._plan(cell.inner, left, top, depth + 1, f" × {node.times}" if node.times > 1 else "")  # noqa: RUF001
+            times = f" × {node.times}" if node.times > 1 else ""  # noqa: RUF001
+            self._plan(cell.inner, left, top, depth + 1, node.name, times)
             return
         if node.type == "sum":
             sheet.plus(left + 10, top + 10)
@@ -277,7 +278,7 @@ class Block:
             points = [(start_x, (leave.y + leave.height) if leave else HEAD), (start_x, turn), (gutter, turn)]
             arrive = cells.get(target) if target is not p.node else None
             if arrive is None:
-                points += [(gutter, p.height - 6), (middle, p.height - 6), (middle, p.height)]
+                points += [(gutter, p.height - 9), (p.wide / 2, p.height - 9), (p.wide / 2, p.height)]
             else:
                 row = p.rows[row_at[target]]
                 outermost = row[0] if side == "left" else [c for c in row if c.node.type != "parameter"][-1]
@@ -297,7 +298,9 @@ class Block:
         spans = [(c.x, c.x + c.wide) if c else (0.0, p.wide) for c in (source, target)]
         narrow, broad = sorted(spans, key=lambda span: span[1] - span[0])
         centre = sum(narrow) / 2
-        if broad[0] <= centre <= broad[1]:
+        if target is None and source is not None and abs(centre - p.wide / 2) > 1:  # out at the middle of the module
+            points = [(centre, top), (centre, bottom - 9), (p.wide / 2, bottom - 9), (p.wide / 2, bottom)]
+        elif broad[0] <= centre <= broad[1]:
             points = [(centre, top), (centre, bottom)]
         else:
             row = next((row for row in p.rows if target in row), [])

@@ -26,7 +26,7 @@ MAP_LANE, TOKEN_LANE = LEFT + 34, LEFT + 304  # where the map and the class toke
 COSTS = ((LEFT + 354, "parameters"), (LEFT + 474, "macs"))  # the two columns of numbers
 COST_WIDE = 100
 TEXT_END = LEFT + 344
-RIGHT, BLOCK_WIDE = LEFT + WIDE + 36, 496
+RIGHT, BLOCK_WIDE = LEFT + WIDE + 36, 520
 BAND, PAD, HEADER = 38, 12, 34
 
 

@@ -51,8 +51,10 @@ def fit(text: str, size: float, room: float, bold: bool = False) -> str:
 
 
 def wrap(text: str, size: float, room: float) -> list[str]:
+    """Lines that fit; "3 × 3" and "64 → 192" are not torn apart unless they must be."""  # noqa: RUF002
+    words = re.sub(" ([×→]) ", "\u00a0\\1\u00a0", text).split(" ")  # noqa: RUF001
     lines: list[str] = []
-    for word in re.sub(" ([×→]) ", "\u00a0\\1\u00a0", text).split(" "):  # noqa: RUF001  a size stays on one line
+    for word in (w for word in words for w in (word.split("\u00a0") if width(word, size) > room else [word])):
         if lines and width(f"{lines[-1]} {word}", size) <= room:
             lines[-1] += f" {word}"
         elif word:
