@@ -33,7 +33,6 @@ class Plan:
     rows: list[list[Cell]]
     height: float
     skips: list[tuple[Node, Node, str, int]]  # from, to, side, lane
-    middle: float  # of what is not gutter
 
 
 def plan(node: Node, wide: float) -> Plan:
@@ -46,7 +45,7 @@ def plan(node: Node, wide: float) -> Plan:
     skips: list[tuple[Node, Node, str, int]] = []
     taken: dict[tuple[str, int], list[tuple[int, int]]] = {}
     end = len(rows_of)
-    for source, target in sorted(edges, key=lambda e: (_row(row_at, e[1], node, end) - row_at[e[0]])):
+    for source, target in sorted(edges, key=lambda e: _row(row_at, e[1], node, end) - row_at[e[0]]):
         first, last = row_at[source], _row(row_at, target, node, end)
         if last - first > 1:
             side = "left" if source is node or source.type == "sum" else "right"
@@ -55,16 +54,17 @@ def plan(node: Node, wide: float) -> Plan:
                 lane += 1
             taken.setdefault((side, lane), []).append((first, last))
             skips.append((source, target, side, lane))
-    lanes = {s: 1 + max((lane for *_, side, lane in skips if side == s), default=-1) for s in ("left", "right")}
-    margin = {side: PAD + LANE * count for side, count in lanes.items()}
-    inner = wide - margin["left"] - margin["right"]
+    margin = PAD + LANE * (
+        1 + max((lane for *_, lane in skips), default=-1)
+    )  # on both sides: the middle stays the middle
+    inner = wide - 2 * margin
     chips = [n for n in nodes if n.type == "parameter"]
-    plan_ = Plan(node, wide, [], 0, skips, margin["left"] + inner / 2)
+    plan_ = Plan(node, wide, [], 0, skips)
     y = HEAD + GAP
     for row in rows_of:
         beside = [chip for chip in chips if any(chip in n.sources for n in row)]
         chips = [chip for chip in chips if chip not in beside]
-        cells = _cells(row + beside, inner, margin["left"])
+        cells = _cells(row + beside, inner, margin)
         high = max(cell.height for cell in cells)
         for cell in cells:
             cell.y = y + (high - cell.height) / 2
@@ -85,7 +85,9 @@ def _edges(frame: Node, nodes: list[Node]) -> list[tuple[Node, Node]]:
     """
     edges = []
     for node in nodes:
-        maps = {s for s, flags in node.sources.items() if s.type != "parameter" and not (s is frame and flags == {True})}
+        maps = {
+            s for s, flags in node.sources.items() if s.type != "parameter" and not (s is frame and flags == {True})
+        }
         tokens = {s for s in node.sources if s.type != "parameter"}
         edges += [(source, node) for source in node.sources if source in (maps or tokens)]
     ends = {(end.group or end): flags for end, flags in frame.ends.items()}
@@ -250,8 +252,14 @@ class Block:
                 sheet.rect(x, y - 8, 8, 8, KINDS[kind], None, 2)
             sheet.text(x + 14, y, text, 11, INK)
         else:
-            sheet.text(x, y, text, 12 if style == "title" else 11, INK if style in ("text", "title") else GREY,
-                       bold=style == "title")
+            sheet.text(
+                x,
+                y,
+                text,
+                12 if style == "title" else 11,
+                INK if style in ("text", "title") else GREY,
+                bold=style == "title",
+            )
 
     # Arrows -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +267,7 @@ class Block:
         cells = {cell.node: cell for row in p.rows for cell in row}
         row_at = {cell.node: i for i, row in enumerate(p.rows) for cell in row}
         skipped = {(source, target) for source, target, _, _ in p.skips}
-        middle = p.middle
+        middle = p.wide / 2
         for source, target in _edges(p.node, [n for n in cells if n.type != "parameter"]):
             if (source, target) not in skipped:
                 self._straight(p, cells.get(source), cells.get(target) if target is not p.node else None, x, y)
@@ -278,7 +286,7 @@ class Block:
             points = [(start_x, (leave.y + leave.height) if leave else HEAD), (start_x, turn), (gutter, turn)]
             arrive = cells.get(target) if target is not p.node else None
             if arrive is None:
-                points += [(gutter, p.height - 9), (p.wide / 2, p.height - 9), (p.wide / 2, p.height)]
+                points += [(gutter, p.height - 9), (middle, p.height - 9), (middle, p.height)]
             else:
                 row = p.rows[row_at[target]]
                 outermost = row[0] if side == "left" else [c for c in row if c.node.type != "parameter"][-1]

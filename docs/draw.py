@@ -317,7 +317,9 @@ def draw(name: str) -> str:
     inside = [node.members[0] if node.members else node for node in chosen]
     plans = [{RIGHT: plan(node, BLOCK_WIDE), LEFT: plan(node, WIDE)} for node in inside]
     start = {RIGHT: top - 28, LEFT: bottom + 12}
-    places = min(product((RIGHT, LEFT), repeat=len(plans)), key=lambda places: max(_ends(start, plans, places).values()))
+    places = min(
+        product((RIGHT, LEFT), repeat=len(plans)), key=lambda places: max(_ends(start, plans, places).values())
+    )
     ends = dict(start)
     for node, sides, x in zip(chosen, plans, places, strict=True):
         ends[x] = Block(sheet, column.size).draw(sides[x], x, ends[x] + 28, column.letters[node.title], node)

@@ -117,7 +117,7 @@ class Watch(TorchFunctionMode):
         node.macs = (self._flops() - self.started.pop()) // 2
         assert node.module is not None
         node.parameters = self._count(node.module)
-        if not node.steps:
+        if not node.steps or isinstance(node.module, NORMS):
             node.children = []  # what a leaf computes inside is its own business
         if not self.stack:
             self.root = node
@@ -261,11 +261,9 @@ def watch(model: nn.Module, input_size: Shape) -> Node:
     hooks = []
     for module in model.modules():
         if not isinstance(module, SILENT):
-            hooks.append(
-                module.register_forward_pre_hook(lambda m, a, k: watching.enter(m, a, k), with_kwargs=True)
-            )
+            hooks.append(module.register_forward_pre_hook(lambda m, a, k: watching.enter(m, a, k), with_kwargs=True))
             hooks.append(module.register_forward_hook(lambda m, a, output: watching.leave(output)))
-    picture = torch.empty(1, *input_size, device="meta").contiguous(memory_format=torch.channels_last)
+    picture = torch.empty(1, *input_size, device="meta")
     try:
         with counter, watching:
             model(picture)
@@ -338,7 +336,9 @@ def describe(node: Node) -> str:
     if isinstance(m, nn.Linear):
         return f"{node.title} {m.in_features} → {m.out_features}"
     if isinstance(m, NORMS):
-        return node.title.removesuffix("2d").removesuffix("1d")
+        act = getattr(m, "act", None)  # timm's norms bring the activation along
+        name = node.title.removesuffix("2d").removesuffix("1d").removesuffix("Act")
+        return name if act is None or isinstance(act, SILENT) else f"{name}, {type(act).__name__}"
     shapes = [f"{name} {sizes(p.shape)}" for name, p in m.named_parameters(recurse=False)] if m is not None else []
     stride = getattr(m, "stride", None)
     return ", ".join([node.title] + ([f"stride {stride}"] if isinstance(stride, int) and stride > 1 else []) + shapes)

@@ -128,7 +128,12 @@ class Sheet:
             )
 
     def line(
-        self, points: Sequence[tuple[float, float]], colour: str, arrow: bool = False, dash: bool = False, front: bool = False
+        self,
+        points: Sequence[tuple[float, float]],
+        colour: str,
+        arrow: bool = False,
+        dash: bool = False,
+        front: bool = False,
     ) -> None:
         """A line with round corners at right angles, and a head where it arrives; behind the boxes, or in front."""
         layer = self.layers[2 if front else 1]
