@@ -154,7 +154,7 @@ def _chip(node: Node, right: float, room: float) -> Cell:
 def _lines(node: Node, room: float) -> list[tuple[str, str, str]]:
     layers = chain(node) or [node]
     cost = f"{number(node.parameters)} · {number(node.macs)}" if node.parameters or node.macs else ""
-    times = f" × {node.times}" if node.times > 1 else ""  # noqa: RUF001
+    times = f" × {node.times}" if node.times > 1 else ""
     if layers == [node]:
         words = describe(node) + times
         one = f"{node.name}  {words}" if node.name else words
@@ -219,7 +219,7 @@ class Block:
         sheet, node = self.sheet, cell.node
         left, top = x + cell.x, y + cell.y
         if cell.inner is not None:
-            times = f" × {node.times}" if node.times > 1 else ""  # noqa: RUF001
+            times = f" × {node.times}" if node.times > 1 else ""
             self._plan(cell.inner, left, top, depth + 1, node.name, times)
             return
         if node.type == "sum":

@@ -9,6 +9,7 @@ on the right the inside of each kind of block, drawn by `blocks.py`. `flow.py` w
 from __future__ import annotations
 
 import argparse
+import string
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Column:
         self.boxes: list[Node] = []
         self.panel_of: dict[Node, Node] = {}
         self.chips: dict[Node, list[Node]] = {}  # learned tokens, by the box that reads them first
-        self.letters: dict[str, str] = {}
+        self.letters: dict[Any, str] = {}
         for node in root.inside:
             if _opens(node):
                 for child in node.inside:
@@ -214,7 +215,7 @@ class Column:
                 title, _, words = title.partition(", ")
         lines = wrap(words, 12, room)
         height = 44 + 16 * len(lines)
-        letter = self.letters.get(node.title, "")
+        letter = self.letters.get(_form(node), "")
         with sheet.box(x, y, LEFT + WIDE - inset - x, height, "#FFFFFF", LINE, 8, node):
             _stripe(sheet, node, x, y, height)
             cursor = x + 18
@@ -283,14 +284,19 @@ def _is_token(shape: Shape, prefix: int) -> bool:
     return bool(prefix) and len(shape) == 3 and shape[1] == 1
 
 
+def _form(node: Node) -> tuple[str, frozenset[str]]:
+    """Boxes of one form share a letter: the same class, made of the same classes."""
+    return node.title, frozenset(part.title for part in node.walk())
+
+
 def _representatives(column: Column) -> list[Node]:
-    """For each class of blocks with an inside worth a look, the box with the most work."""
-    best: dict[str, Node] = {}
+    """For each form that has an inside worth a look, the box with the most work."""
+    best: dict[Any, Node] = {}
     for box in column.boxes:
         layers = chain(box)
-        if box.steps and (layers is None or len(layers) > 4):
-            if box.title not in best or box.macs > best[box.title].macs:
-                best[box.title] = box
+        told = not box.steps or (layers is not None and len(layers) <= 4)  # in the words of its box
+        if not told and (_form(box) not in best or box.macs > best[_form(box)].macs):
+            best[_form(box)] = box
     return list(best.values())
 
 
@@ -308,7 +314,7 @@ def draw(name: str) -> str:
     root = watch(model, tuple(cfg["input_size"]))
     column = Column(root, model)
     chosen = _representatives(column)
-    column.letters = {node.title: "ABCDEFGHIJ"[i] for i, node in enumerate(chosen)}
+    column.letters = {_form(node): string.ascii_uppercase[i] for i, node in enumerate(chosen)}
 
     sheet = Sheet(f"{name}: the architecture", root.title)
     top = sheet.heading(LEFT + 4, name, root.title, cfg, root.parameters, root.macs)
@@ -322,7 +328,7 @@ def draw(name: str) -> str:
     )
     ends = dict(start)
     for node, sides, x in zip(chosen, plans, places, strict=True):
-        ends[x] = Block(sheet, column.size).draw(sides[x], x, ends[x] + 28, column.letters[node.title], node)
+        ends[x] = Block(sheet, column.size).draw(sides[x], x, ends[x] + 28, column.letters[_form(node)], node)
     wide = RIGHT + BLOCK_WIDE + LEFT if chosen else LEFT + WIDE + LEFT
     return sheet.finish(wide, max(bottom, *ends.values()) + 28, bool(column.prefix))
 

@@ -255,7 +255,7 @@ def _ancestors(node: Node) -> set[Node]:
 
 def watch(model: nn.Module, input_size: Shape) -> Node:
     """The tree of calls that a (C, H, W) picture causes in `model`, which lives on the meta device."""
-    model.eval()
+    model.eval().requires_grad_(False)
     counter = FlopCounterMode(display=False)
     watching = Watch(model, counter)
     hooks = []
@@ -399,7 +399,7 @@ def _collapse(nodes: list[Node]) -> list[Node]:
         if len(group) > 1:
             first = replace(first)
             first.members = group
-            first.name = f"{group[0].name}–{group[-1].name.split('.')[-1]}"  # noqa: RUF001
+            first.name = f"{group[0].name}–{group[-1].name.split('.')[-1]}"
             first.parameters = sum(node.parameters for node in group)
             first.macs = sum(node.macs for node in group)
             first.outputs = group[-1].outputs

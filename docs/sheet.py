@@ -1,10 +1,11 @@
-"""The paper and the pens of the pictures: boxes, lines, text that is measured before it is set, and the SVG they make."""
+"""Paper and pens of the pictures: boxes, lines, text that is measured before it is set, and the SVG they make."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
@@ -30,9 +31,9 @@ _WIDTHS = {
     **dict.fromkeys("'ijlIJ", 0.3),
     **dict.fromkeys(",. ·/:;|f-", 0.36),
     **dict.fromkeys("t()[]!r", 0.42),
-    **dict.fromkeys('"*_`–szc?L', 0.56),  # noqa: RUF001
+    **dict.fromkeys('"*_`–szc?L', 0.56),
     **dict.fromkeys("CUHNDG", 0.77),
-    **dict.fromkeys("&OQw+=×→", 0.84),  # noqa: RUF001
+    **dict.fromkeys("&OQw+=×→", 0.84),
     **dict.fromkeys("M%m@W", 0.99),
 }
 
@@ -51,10 +52,11 @@ def fit(text: str, size: float, room: float, bold: bool = False) -> str:
 
 
 def wrap(text: str, size: float, room: float) -> list[str]:
-    """Lines that fit; "3 × 3" and "64 → 192" are not torn apart unless they must be."""  # noqa: RUF002
-    words = re.sub(" ([×→]) ", "\u00a0\\1\u00a0", text).split(" ")  # noqa: RUF001
+    """Lines that fit; "3 × 3" and "64 → 192" are not torn apart unless they must be."""
+    words = re.sub(" ([×→]) ", "\u00a0\\1\u00a0", text).split(" ")
     lines: list[str] = []
-    for word in (w for word in words for w in (word.split("\u00a0") if width(word, size) > room else [word])):
+    pieces = [word.split("\u00a0") if width(word, size) > room else [word] for word in words]
+    for word in chain.from_iterable(pieces):
         if lines and width(f"{lines[-1]} {word}", size) <= room:
             lines[-1] += f" {word}"
         elif word:
@@ -68,7 +70,7 @@ def number(n: int) -> str:
         if n >= unit:
             value = n / unit
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{letter}"
-    return str(n) if n else "–"  # noqa: RUF001
+    return str(n) if n else "–"
 
 
 def share(value: int, total: int) -> str:
@@ -175,7 +177,7 @@ class Sheet:
         self.text(x, 58, name, 26, INK, bold=True)
         paper = " · ".join(str(cfg[key]) for key in ("paper_name", "paper_ids") if cfg.get(key))
         self.text(x, 82, fit(paper, 13, 1050), 13, GREY)
-        size = " × ".join(str(side) for side in cfg["input_size"][1:])  # noqa: RUF001
+        size = " × ".join(str(side) for side in cfg["input_size"][1:])
         totals = f"{title} · {parameters:,} parameters · {macs:,} MACs for one picture of {size}"
         self.text(x, 104, totals, 13, INK)
         return 140

@@ -68,6 +68,8 @@ def build(name: str, size: int) -> MaskRCNN:
     return MaskRCNN(
         backbone,
         num_classes=2,  # background and nucleus
+        rpn_post_nms_top_n_train=200,  # small numbers, for a CPU; leave these two out on a GPU
+        box_batch_size_per_image=32,
         min_size=size,
         max_size=size,
         rpn_anchor_generator=AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides)),

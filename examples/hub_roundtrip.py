@@ -1,4 +1,4 @@
-"""A model as a folder in the layout of the Hugging Face hub: written, opened again by timm, and the same to the last bit.
+"""A model as a folder in the layout of the Hugging Face hub: written, then opened by timm, the same to the last bit.
 
 python examples/hub_roundtrip.py [--model cetnet_nano] [--out hub-model]
 """

@@ -1,6 +1,6 @@
 """A Weft model as the encoder of segmentation_models_pytorch: UPerNet learns to find cell nuclei in embedded pictures.
 
-    python examples/segmentation_smp.py [--encoder tu-cetnet_nano] [--steps 40]
+    python examples/segmentation_smp.py [--encoder tu-cetnet_nano] [--epochs 12]
 
 "tu-" is SMP's sign for a model of timm, and importing weft makes ours known there. Half a minute on two CPU cores.
 """
@@ -20,7 +20,7 @@ from weft.data.demo import nuclei
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="tu-cetnet_nano")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--size", type=int, default=128, help="side of the pictures, a multiple of 32")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -30,14 +30,15 @@ def main() -> None:
     loss_of = smp.losses.DiceLoss("binary")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     model.train()
-    for step in range(1, args.steps + 1):
-        batch = torch.randperm(len(pictures))[:4]
-        loss = loss_of(model(pictures[batch]), masks[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step == 1 or step == args.steps or step % 10 == 0:
-            print(f"step {step:3d}  loss {loss.item():.3f}")
+    for epoch in range(1, args.epochs + 1):
+        total = 0.0
+        for batch in torch.randperm(len(pictures)).split(4):
+            loss = loss_of(model(pictures[batch]), masks[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch)
+        print(f"epoch {epoch:2d}  loss {total / len(pictures):.3f}")
 
     model.eval()
     with torch.inference_mode():

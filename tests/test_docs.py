@@ -2,7 +2,7 @@
 
 import sys
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -60,7 +60,7 @@ def test_is_what_the_script_draws(path):
 
 @pictures
 def test_counts(path):
-    model = timm.create_model(path.stem, device="meta")
+    model = timm.create_model(path.stem, device="meta").requires_grad_(False)  # counting is then quicker
     parameters, macs = count_parameters(model), count_macs(model, model.pretrained_cfg["input_size"])
     boxes = groups(path, "box")
     assert sum(int(box.get("data-parameters", 0)) for box in boxes) == parameters
@@ -84,7 +84,7 @@ def test_text_fits(path):
             lines.setdefault(float(text.attrib["y"]), []).append((start, end))
         for spans in lines.values():  # texts of one line do not run into each other
             spans.sort()
-            assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), [t.text for t in box]
+            assert all(a[1] <= b[0] for a, b in pairwise(spans)), [t.text for t in box]
 
 
 @pictures
@@ -93,8 +93,8 @@ def test_boxes_do_not_overlap(path):
     rects = [edges(box[0]) for box in groups(path, "box", "cell")]
     for a, b in combinations(rects, 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-    assert all(0 < left and right < float(root.attrib["width"]) for left, _, right, _ in rects)
-    assert all(0 < top and bottom < float(root.attrib["height"]) for _, top, _, bottom in rects)
+    assert all(left > 0 and right < float(root.attrib["width"]) for left, _, right, _ in rects)
+    assert all(top > 0 and bottom < float(root.attrib["height"]) for _, top, _, bottom in rects)
 
 
 def words_of(name: str) -> list[list[str]]:
@@ -104,10 +104,10 @@ def words_of(name: str) -> list[list[str]]:
 def test_cvt_shows_its_stages():
     boxes = words_of("cvt_13")
     blocks = [box for box in boxes if "Block" in box]
-    assert [next((word for word in box if "×" in word and word[0] == "×"), "× 1") for box in blocks] == [  # noqa: RUF001
-        "× 1",  # noqa: RUF001
-        "× 2",  # noqa: RUF001
-        "× 10",  # noqa: RUF001
+    assert [next((word for word in box if "×" in word and word[0] == "×"), "× 1") for box in blocks] == [
+        "× 1",
+        "× 2",
+        "× 10",
     ]
     assert sum("ConvEmbed" in box for box in boxes) == 3
     assert any("cls_token" in box for box in boxes)
@@ -115,7 +115,7 @@ def test_cvt_shows_its_stages():
 
 def test_ceit_shows_the_way_of_the_class_token():
     texts = [text.text for text in parsed(DOCS / "pictures" / "ceit_tiny.svg").iter(f"{SVG}text")]
-    assert "class tokens of 12 blocks, 12 × 192" in texts  # noqa: RUF001  into LCA
+    assert "class tokens of 12 blocks, 12 × 192" in texts
     assert any("LCA" in box for box in words_of("ceit_tiny"))
     assert any("Image2Tokens" in box for box in words_of("ceit_tiny"))
 

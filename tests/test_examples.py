@@ -25,7 +25,7 @@ def run(script: str, *args: str) -> str:
 
 
 def losses(printed: str) -> list[float]:
-    return [float(value) for value in re.findall(r"step +\d+  loss (\d+\.\d+)", printed)]
+    return [float(value) for value in re.findall(r"(?:step|epoch) +\d+  loss (\d+\.\d+)", printed)]
 
 
 def test_nuclei():
@@ -40,14 +40,14 @@ def test_nuclei():
 
 @pytest.mark.parametrize("encoder", ["tu-cetnet_nano", "tu-cvt_nano"])
 def test_segmentation_learns(encoder):
-    printed = run("segmentation_smp.py", "--encoder", encoder, "--steps", "12", "--size", "64")
+    printed = run("segmentation_smp.py", "--encoder", encoder, "--epochs", "5", "--size", "64")
     first, *_, last = losses(printed)
-    assert last < 0.9 * first
+    assert last < 0.95 * first
     assert re.search(r"intersection over union on the training pictures: \d+\.\d%", printed)
 
 
 def test_detection_learns():
-    printed = run("detection_torchvision.py", "--steps", "3", "--size", "96")
+    printed = run("detection_torchvision.py", "--steps", "3", "--size", "64")
     assert all(name in printed for name in ("classifier", "box_reg", "mask", "objectness", "rpn_box_reg"))
     first, _, last = losses(printed)
     assert last < first
