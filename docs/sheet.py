@@ -29,7 +29,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, 'DejaVu 
 # Widths in em, as in DejaVu Sans, the widest of the usual fonts.
 _WIDTHS = {
     **dict.fromkeys("'ijlIJ", 0.3),
-    **dict.fromkeys(",. ·/:;|f-", 0.36),
+    **dict.fromkeys(",. \u00a0·/:;|f-", 0.36),
     **dict.fromkeys("t()[]!r", 0.42),
     **dict.fromkeys('"*_`–szc?L', 0.56),
     **dict.fromkeys("CUHNDG", 0.77),
@@ -66,7 +66,7 @@ def wrap(text: str, size: float, room: float) -> list[str]:
 
 def number(n: int) -> str:
     """Three digits and a unit: 17.9 M."""
-    for unit, letter in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+    for unit, letter in ((10**9, "\u00a0G"), (10**6, "\u00a0M"), (10**3, "\u00a0k")):
         if n >= unit:
             value = n / unit
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{letter}"
