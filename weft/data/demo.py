@@ -16,6 +16,20 @@ def fashion_mnist(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarr
     labels = json.loads((folder / "labels.json").read_text())
     with as_file(folder / f"{split}.webp") as path, Image.open(path) as image:
         mosaic = np.asarray(image.convert("L"))
-    rows, columns = mosaic.shape[0] // TILE, mosaic.shape[1] // TILE
-    tiles = mosaic.reshape(rows, TILE, columns, TILE).swapaxes(1, 2).reshape(-1, TILE, TILE)
-    return tiles, np.array(labels[split]), labels["classes"]
+    return _tiles(mosaic, TILE), np.array(labels[split]), labels["classes"]
+
+
+def nuclei() -> tuple[np.ndarray, np.ndarray]:
+    """Cell nuclei: (16, 256, 256) uint8 pictures, and masks with 0 for the background and 1, 2, ... for the nuclei."""
+    folder = files("weft.data") / "nuclei-mini"
+    mosaics = []
+    for name in ("pictures.webp", "nuclei.png"):
+        with as_file(folder / name) as path, Image.open(path) as image:
+            mosaics.append(_tiles(np.asarray(image.convert("L")), 256))
+    return mosaics[0], mosaics[1]
+
+
+def _tiles(mosaic: np.ndarray, side: int) -> np.ndarray:
+    """The square pictures of a mosaic, row by row."""
+    rows, columns = mosaic.shape[0] // side, mosaic.shape[1] // side
+    return mosaic.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(-1, side, side)

@@ -1,0 +1,158 @@
+"""The pictures of the documentation: what the script draws, legible, and true to the counts."""
+
+import sys
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import timm
+from PIL import ImageFont
+from torch import Tensor, nn
+
+import weft  # noqa: F401  registers the models
+from weft.analysis.cost import count_macs, count_parameters
+
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
+sys.path.insert(0, str(DOCS))
+
+import flow  # noqa: E402
+from draw import draw  # noqa: E402
+
+pictures = pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+
+
+@cache
+def parsed(path: Path) -> ElementTree.Element:
+    return ElementTree.parse(path).getroot()
+
+
+def groups(path: Path, *kinds: str) -> list[ElementTree.Element]:
+    return [group for group in parsed(path).iter(f"{SVG}g") if group.get("class") in kinds]
+
+
+def edges(rect: ElementTree.Element) -> tuple[float, float, float, float]:
+    x, y, width, height = (float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
+
+
+def span(text: ElementTree.Element) -> tuple[float, float]:
+    """Where a text begins and ends in an ordinary font, which is not the one that the script measures."""
+    font = ImageFont.load_default(size=float(text.attrib["font-size"]))
+    length = font.getlength(text.text or "")
+    start = (
+        float(text.attrib["x"]) - {"start": 0, "middle": length / 2, "end": length}[text.get("text-anchor", "start")]
+    )
+    return start, start + length
+
+
+def test_there_are_pictures():
+    assert {"ceit_tiny", "cvt_13"} <= {path.stem for path in PICTURES}
+
+
+@pictures
+def test_is_what_the_script_draws(path):
+    assert draw(path.stem) == path.read_text(encoding="utf-8"), f"stale: run `python docs/draw.py {path.stem}`"
+
+
+@pictures
+def test_counts(path):
+    model = timm.create_model(path.stem, device="meta").requires_grad_(False)  # counting is then quicker
+    parameters, macs = count_parameters(model), count_macs(model, model.pretrained_cfg["input_size"])
+    boxes = groups(path, "box")
+    assert sum(int(box.get("data-parameters", 0)) for box in boxes) == parameters
+    assert sum(int(box.get("data-macs", 0)) for box in boxes) == macs
+    words = [text.text or "" for text in parsed(path).iter(f"{SVG}text")]
+    assert any(f"{parameters:,} parameters" in line and f"{macs:,} MACs" in line for line in words)
+
+
+@pictures
+def test_text_fits(path):
+    boxes = groups(path, "box", "cell")
+    assert len(boxes) > 8
+    for box in boxes:
+        left, top, right, bottom = edges(box[0])
+        lines: dict[float, list[tuple[float, float]]] = {}
+        for text in box.iter(f"{SVG}text"):
+            start, end = span(text)
+            assert left <= start, text.text
+            assert end <= right, text.text
+            assert top < float(text.attrib["y"]) < bottom, text.text
+            lines.setdefault(float(text.attrib["y"]), []).append((start, end))
+        for spans in lines.values():  # texts of one line do not run into each other
+            spans.sort()
+            assert all(a[1] <= b[0] for a, b in pairwise(spans)), [t.text for t in box]
+
+
+@pictures
+def test_boxes_do_not_overlap(path):
+    root = parsed(path)
+    rects = [edges(box[0]) for box in groups(path, "box", "cell")]
+    for a, b in combinations(rects, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    assert all(left > 0 and right < float(root.attrib["width"]) for left, _, right, _ in rects)
+    assert all(top > 0 and bottom < float(root.attrib["height"]) for _, top, _, bottom in rects)
+
+
+def words_of(name: str) -> list[list[str]]:
+    return [[t.text or "" for t in box.iter(f"{SVG}text")] for box in groups(DOCS / "pictures" / f"{name}.svg", "box")]
+
+
+def test_cvt_shows_its_stages():
+    boxes = words_of("cvt_13")
+    blocks = [box for box in boxes if "Block" in box]
+    assert [next((word for word in box if "×" in word and word[0] == "×"), "× 1") for box in blocks] == [
+        "× 1",
+        "× 2",
+        "× 10",
+    ]
+    assert sum("ConvEmbed" in box for box in boxes) == 3
+    assert any("cls_token" in box for box in boxes)
+
+
+def test_ceit_shows_the_way_of_the_class_token():
+    texts = [text.text for text in parsed(DOCS / "pictures" / "ceit_tiny.svg").iter(f"{SVG}text")]
+    assert "class tokens of 12 blocks, 12 × 192" in texts
+    assert any("LCA" in box for box in words_of("ceit_tiny"))
+    assert any("Image2Tokens" in box for box in words_of("ceit_tiny"))
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner, self.conv = nn.LayerNorm(4), Inner(), nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.inner(self.norm(x))
+        return y + self.conv(y.transpose(1, 2)).transpose(1, 2)
+
+
+def test_flow_of_data_is_seen():
+    """Shortcuts, parallel branches and products are read off a network that the script has never met."""
+    root = flow.watch(Outer().to("meta"), (5, 4))
+    norm, inner, first, conv, second = root.children
+    assert [node.title for node in root.children] == ["LayerNorm", "Inner", "+", "Conv1d", "+"]
+    assert set(norm.sources) == {root}
+    assert set(inner.sources) == {norm}
+    assert set(first.sources) == {root, inner}
+    assert set(conv.sources) == {first}
+    assert set(second.sources) == {first, conv}
+    assert set(root.ends) == {second}
+    q, k, product, out = inner.children
+    assert set(q.sources) == set(k.sources) == {inner}
+    assert set(product.sources) == {q, k, inner}
+    assert product.title == "matmul, softmax, matmul"
+    assert [node.kind for node in (q, k, product, out, conv, norm)] == [*["attention"] * 4, "convolution", "norm"]
+    assert root.macs == 3 * 5 * 16 + 2 * 5 * 5 * 4 + 5 * 4 * 4 * 3
