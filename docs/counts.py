@@ -6,7 +6,7 @@ from typing import Any
 import timm
 
 import weft  # noqa: F401  registers the models
-from weft.analysis.cost import count_macs, count_parameters
+from weft.analysis.cost import count_macs_by_kind, count_parameters
 from weft.analysis.papers import PAPERS, Paper, Row
 
 PAGE = Path(__file__).with_name("counts.md")
@@ -23,8 +23,8 @@ COLUMNS = "| table | row | switches | pixels | parameters | paper | residual | M
 def count(row: Row) -> tuple[int, int, int]:
     """Parameters, MACs, and MACs without the products of attention."""
     model = timm.create_model(row.model, device="meta", **row.switches)
-    size = (3, row.img_size, row.img_size)
-    return count_parameters(model), count_macs(model, size), count_macs(model, size, attention=False)
+    layers, attention = count_macs_by_kind(model, (3, row.img_size, row.img_size))
+    return count_parameters(model), layers + attention, layers
 
 
 def line(paper: Paper, row: Row, parameters: int, macs: int, macs_of_layers: int) -> str:

@@ -38,15 +38,18 @@ def count_catalog() -> list[ModelInfo]:
 
     from weft.models.registry import FAMILIES
 
-    infos = [_count(name) for family in FAMILIES for name in timm.list_models(module=family, include_tags=True)]
+    infos = [
+        _count(name, family.PUBLISHED_TOP1)
+        for module, family in FAMILIES.items()
+        for name in timm.list_models(module=module, include_tags=True)
+    ]
     return sorted(infos, key=lambda info: (info.paper, info.parameters, info.img_size, info.top1 or 0.0))
 
 
-def _count(name: str) -> ModelInfo:
+def _count(name: str, published_top1: dict[str, float]) -> ModelInfo:
     import timm
 
     from weft.analysis.cost import count_macs, count_parameters
-    from weft.models.registry import FAMILIES
 
     model = timm.create_model(name, device="meta")
     cfg = timm.get_pretrained_cfg(name)
@@ -57,8 +60,8 @@ def _count(name: str) -> ModelInfo:
         parameters=count_parameters(model),
         macs=count_macs(model, (channels, size, size)),
         img_size=size,
-        paper=f"{type(model).__name__}, {cfg.paper_ids}",
-        top1=FAMILIES[name.split("_")[0]].PUBLISHED_TOP1.get(name),
+        paper=f"{'CETNet' if name.startswith('ce_') else type(model).__name__}, {cfg.paper_ids}",  # ce_: other hosts
+        top1=published_top1.get(name),
         hub=cfg.hf_hub_id,
         files=cfg.origin_url,
     )

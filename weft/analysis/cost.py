@@ -15,8 +15,13 @@ def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters()) + fixed
 
 
-def count_macs(model: nn.Module, input_size: tuple[int, int, int], attention: bool = True) -> int:
-    """MACs of one (C, H, W) picture: convolutions and every matrix product, `attention` says whether its own as well.
+def count_macs(model: nn.Module, input_size: tuple[int, int, int]) -> int:
+    """MACs of one (C, H, W) picture: convolutions and every matrix product, those of attention included."""
+    return sum(count_macs_by_kind(model, input_size))
+
+
+def count_macs_by_kind(model: nn.Module, input_size: tuple[int, int, int]) -> tuple[int, int]:
+    """MACs of convolutions and linear layers, and of the other matrix products, which are those of attention.
 
     `model` must live on the meta device: there nothing is computed, and fused attention is seen by the counter, which
     it is not on a CPU.
@@ -24,5 +29,10 @@ def count_macs(model: nn.Module, input_size: tuple[int, int, int], attention: bo
     counter = FlopCounterMode(display=False)
     with counter:
         model.eval()(torch.empty(1, *input_size, device="meta"))
-    counts = counter.get_flop_counts()["Global"]
-    return sum(flops for op, flops in counts.items() if attention or op.__name__.split(".")[0] in LAYERS) // 2
+    layers = attention = 0
+    for operator, flops in counter.get_flop_counts()["Global"].items():
+        if operator.__name__.split(".")[0] in LAYERS:
+            layers += flops // 2
+        else:
+            attention += flops // 2
+    return layers, attention

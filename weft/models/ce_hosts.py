@@ -33,6 +33,9 @@ register_notrace_module(SwinTransformerBlock)  # asks for the size of its input,
 class CESwin(HierarchicalModel):
     """Swin with a convolutional embedding in front of each stage, at strides 4, 8, 16 and 32.
 
+    The blocks are timm's. They keep torch.export from making height and width dynamic, and their padding takes part in
+    attention where windows do not fit; neither holds for CETNet.
+
     Args:
         img_size: default picture size: a stage whose map one window covers at this size does not shift its windows.
         global_pool: "avg", "max", "avgmax", or "" for none.

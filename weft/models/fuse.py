@@ -1,36 +1,53 @@
 """A copy of a model for inference, with everything folded away that training needed and inference does not."""
 
 import copy
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from timm.layers import Mlp, QuickGELU
+from timm.layers import BatchNormAct2d, Mlp, QuickGELU
+from timm.models.densenet import DenseLayer
+from timm.models.ghostnet import GhostBottleneck
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.base import HybridModel
 from weft.models.layers import ConvNorm, LinearNorm
 from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
+IN_ORDER = (  # their children run in the order in which they are stored, so that a BatchNorm follows its convolution
+    nn.Sequential,
+    ResNetTrunk,
+    BasicBlock,
+    Bottleneck,
+    ConvBnAct,
+    DepthwiseSeparableConv,
+    InvertedResidual,
+    EdgeResidual,
+    GhostBottleneck,
+    DenseLayer,
+)
+
 
 def fuse(model: ModelT) -> ModelT:
     """Returns a copy of a Weft model in eval mode with every BatchNorm folded into the layer before it.
 
-    QuickGELU, which torch computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both
-    factors go into the linear layers beside it. Where only the class token is read, the last block of CvT computes
-    nothing else. Weights are laid out in memory as the kernels read them, which saves
-    a copy per call. The outputs are those of `model.eval()` up to rounding. The copy is for inference: its parameters
-    no longer match checkpoints of the model.
+    Only a DenseNet layer (CETNet with ce_unit="dense") starts with a BatchNorm, and keeps it. QuickGELU, which torch
+    computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the linear
+    layers beside it. Where only the class token is read, the last block of CvT computes nothing else. Weights are laid
+    out in memory as the kernels read them, which saves a copy per call. The outputs are those of `model.eval()` up to
+    rounding. The copy is for inference: its parameters no longer match checkpoints of the model.
     """
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm):
             module.fuse()
-        elif isinstance(module, BasicBlock | Bottleneck | ResNetTrunk):
-            _fold_resnet(module)
+        elif isinstance(module, IN_ORDER):
+            _fold_batch_norms(module)
         elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
             _fold_quick_gelu(module)
         elif isinstance(module, HybridModel):
@@ -43,16 +60,12 @@ def fuse(model: ModelT) -> ModelT:
     return fused
 
 
-def _fold_resnet(module: BasicBlock | Bottleneck | ResNetTrunk) -> None:
-    """bn1 follows conv1, bn2 follows conv2, and so on; in a shortcut BatchNorm follows in the Sequential."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.BatchNorm2d):
-            conv = name.replace("bn", "conv")
-            setattr(module, conv, fuse_conv_bn_eval(getattr(module, conv), child))
-            setattr(module, name, nn.Identity())
-        elif name == "downsample" and isinstance(child, nn.Sequential):
-            shortcut: Any = child  # convolution and BatchNorm
-            setattr(module, name, fuse_conv_bn_eval(*shortcut))
+def _fold_batch_norms(module: nn.Module) -> None:
+    for (conv_name, conv), (norm_name, norm) in pairwise(list(module.named_children())):
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            rest: Any = norm.act if isinstance(norm, BatchNormAct2d) else nn.Identity()
+            setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
+            setattr(module, norm_name, rest)
 
 
 @torch.no_grad()
