@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint timm-tests catalog bench clean
+.PHONY: help demo test test-all lint timm-tests catalog docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,10 @@ timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 
 catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `weft models`
 	$(BIN)/python -m weft.analysis.catalog
+
+docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures again (about three minutes)
+	$(BIN)/python -m docs.counts
+	$(BIN)/python -m docs.draw
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results

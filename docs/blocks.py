@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flow import Node, Shape, chain, costs_by_kind, describe, sizes
-from sheet import GREY, INK, KINDS, LINE, PANEL, Sheet, fit, number, width, wrap
+from docs.flow import Node, Shape, chain, costs_by_kind, describe, sizes
+from docs.sheet import GREY, INK, KINDS, LINE, PANEL, Sheet, fit, number, width, wrap
 
 GAP, HEAD, LANE, PAD = 20, 32, 10, 12
 NARROW = 96  # the least width of a cell

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from blocks import Block, Plan, plan
-from flow import Node, Shape, chain, costs_by_kind, describe, facts, watch
-from sheet import BAR, CLASS_TOKEN, GREY, INK, KINDS, LINE, PANEL, Sheet, fit, number, share, width, wrap
 from torch import nn
 
 import weft  # noqa: F401  registers the models
+from docs.blocks import Block, Plan, plan
+from docs.flow import Node, Shape, chain, costs_by_kind, describe, facts, watch
+from docs.sheet import BAR, CLASS_TOKEN, GREY, INK, KINDS, LINE, PANEL, Sheet, fit, number, share, width, wrap
 
 LEFT, WIDE = 32, 600  # the main column
 MAP_LANE, TOKEN_LANE = LEFT + 34, LEFT + 304  # where the map and the class token run down

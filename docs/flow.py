@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from weft.analysis.cost import count_parameters
 from weft.models.layers import PairDropPath
 
 Shape = tuple[int, ...]
@@ -138,7 +139,7 @@ class Watch(TorchFunctionMode):
         """Parameters of a module, counted at its first call."""
         first = module not in self.counted
         self.counted.add(module)
-        return sum(p.numel() for p in module.parameters()) if first else 0
+        return count_parameters(module) if first else 0
 
     # Functions --------------------------------------------------------------------------------------------------
 

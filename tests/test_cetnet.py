@@ -16,9 +16,10 @@ from tests.variants import CETNET
 from weft.analysis.cost import count_parameters
 from weft.models import cetnet
 from weft.models.ce import CE_UNITS, conv_embedding
-from weft.models.cetnet import LEWinBlock, cut_windows, join_windows
+from weft.models.cetnet import LEWinBlock
 from weft.models.layers import ConvEmbed
 from weft.models.layouts import filter_published
+from weft.models.windows import cut_windows, join_windows
 
 
 def lewin(dim: int, heads: int, window: int, shifted: bool, le: str) -> LEWinBlock:

@@ -80,7 +80,7 @@ def test_import_alone_is_cheap():
 
 def test_models_json():
     rows = json.loads(run("models", "nano", "--json").stdout)
-    assert [row["name"] for row in rows] == ["ceit_nano", "cvt_nano"]
+    assert [row["name"] for row in rows] == ["ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano"]
     rows = {row["name"]: row for row in json.loads(run("models", "cvt_13", "--json").stdout)}
     assert rows["cvt_13.msft_in1k"] == {
         "name": "cvt_13.msft_in1k",

@@ -1,6 +1,5 @@
 """The pictures of the documentation: what the script draws, legible, and true to the counts."""
 
-import sys
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -12,15 +11,14 @@ from PIL import ImageFont
 from torch import Tensor, nn
 
 import weft  # noqa: F401  registers the models
+from docs import flow
+from docs.draw import draw
 from weft.analysis.cost import count_macs, count_parameters
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
 SVG = "{http://www.w3.org/2000/svg}"
-sys.path.insert(0, str(DOCS))
 
-import flow  # noqa: E402
-from draw import draw  # noqa: E402
 
 pictures = pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 

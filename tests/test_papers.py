@@ -47,7 +47,9 @@ def test_buffers(name, elements):
     assert sum(b.numel() for b in timm.create_model(name, device="meta").buffers()) == elements
 
 
-@pytest.mark.parametrize(("name", "side"), [("cvt_nano", 4), ("ceit_nano", 7), ("cetnet_nano", 2)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("cvt_nano", 4), ("ceit_nano", 7), ("vitae_nano", 4), ("vt_resnet_nano", 7), ("cetnet_nano", 2)]
+)
 def test_nano_is_small_and_keeps_a_grid(name, side):
     """`side` is that of the last map of a picture of 28 pixels."""
     assert count_parameters(timm.create_model(name, device="meta")) <= 1_500_000

@@ -141,7 +141,7 @@ def test_plain_feed_forward_is_initialised_as_deit():
 FAMILIES = [*SMALL.items()]
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "vt_resnet_nano"])
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in ("vt_resnet_nano", "ce_swin_tiny")])
 def test_drop_path_drops_both_branches(name):
     """With everything dropped a block is the identity, for the map and for the class token."""
     model = timm.create_model(name, drop_path_rate=0.1, **SMALL[name]).train()

@@ -113,7 +113,8 @@ def test_files_for_other_channels_and_sizes():
 )
 def test_counts(name, trained, matrices, positions, macs):
     model = timm.create_model(name, device="meta")
-    assert count_parameters(model) == trained
+    assert sum(p.numel() for p in model.parameters()) == trained
+    assert count_parameters(model) == trained + matrices
     assert sum(b.numel() for b in model.buffers()) == matrices + positions
     assert count_macs(model, (3, 224, 224)) / 1e9 == pytest.approx(macs, rel=1e-3)
 

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from weft.models.convert import convert
     from weft.models.folder import save_model
     from weft.models.fuse import fuse
+    from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
 
 __version__ = "0.1.0"
-__all__ = ["WeftError", "convert", "create_model", "fuse", "list_models", "save_model"]
+__all__ = ["WeftError", "convert", "create_model", "fuse", "list_models", "load_host", "save_model"]
 
 _HOME = {
     "WeftError": "weft.errors",
@@ -26,6 +27,7 @@ _HOME = {
     "create_model": "weft.models.registry",
     "fuse": "weft.models.fuse",
     "list_models": "weft.models.registry",
+    "load_host": "weft.models.host",
     "save_model": "weft.models.folder",
 }
 

@@ -38,12 +38,12 @@ def count_catalog() -> list[ModelInfo]:
 
     from weft.models.registry import FAMILIES
 
-    infos = [
-        _count(name, family.PUBLISHED_TOP1)
-        for module, family in FAMILIES.items()
-        for name in timm.list_models(module=module, include_tags=True)
-    ]
-    return sorted(infos, key=lambda info: (info.paper, info.parameters, info.img_size, info.top1 or 0.0))
+    infos = []
+    for module, family in FAMILIES.items():
+        names = timm.list_models(module=module, include_tags=True)
+        counted = [_count(name, family.PUBLISHED_TOP1) for name in names]
+        infos += sorted(counted, key=lambda info: (info.parameters, info.img_size, info.top1 or 0.0))
+    return infos
 
 
 def _count(name: str, published_top1: dict[str, float]) -> ModelInfo:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from timm.layers import calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model, register_notrace_module
+from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import SwinTransformerBlock
-from torch import nn
+from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_widths
 from weft.models.base import HybridModel, build
@@ -24,17 +24,52 @@ from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
 from weft.models.layers import grid_size
 from weft.models.pvt import PVT
+from weft.models.windows import windowed_attention
 
 __all__ = ["CESwin"]
 
-register_notrace_module(SwinTransformerBlock)  # asks for the size of its input, which torch.fx cannot follow
+
+class SwinBlock(SwinTransformerBlock):
+    """timm's block, its windows cut as CETNet's are: timm's let padding take part in attention, and keep torch.export
+    and torch.compile from handling more than one picture size."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        shifted: bool,
+        mlp_ratio: float,
+        attn_drop: float,
+        proj_drop: float,
+        drop_path: float,
+        **dd: Any,
+    ):
+        super().__init__(
+            dim,
+            (window, window),
+            num_heads,
+            window_size=window,
+            dynamic_mask=True,
+            mlp_ratio=mlp_ratio,
+            attn_drop=attn_drop,
+            proj_drop=proj_drop,
+            drop_path=drop_path,
+            **dd,
+        )
+        self.window, self.shifted = window, shifted
+
+    def _attn(self, x: Tensor) -> Tensor:
+        attn = self.attn
+        q, k, v = attn.qkv(x).chunk(3, dim=-1)
+        dropout = attn.attn_drop.p if self.training else 0.0
+        bias = attn._get_rel_pos_bias()
+        y = windowed_attention(q, k, v, bias, attn.num_heads, self.window, self.shifted, dropout)
+        return attn.proj_drop(attn.proj(y))
 
 
 class CESwin(HierarchicalModel):
     """Swin with a convolutional embedding in front of each stage, at strides 4, 8, 16 and 32.
-
-    The blocks are timm's. They keep torch.export from making height and width dynamic, and their padding takes part in
-    attention where windows do not fit; neither holds for CETNet.
 
     Args:
         img_size: default picture size: a stage whose map one window covers at this size does not shift its windows.
@@ -78,6 +113,7 @@ class CESwin(HierarchicalModel):
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
         check_rates(drop_path_rate=drop_path_rate)
+        grid_size(img_size, 1)  # raises for what is no size
         dims = [embed_dim * 2**i for i in range(4)]
         for dim, heads in zip(dims, num_heads, strict=True):
             check_widths(dim, heads)
@@ -86,24 +122,19 @@ class CESwin(HierarchicalModel):
         self.in_chans = in_chans
         reduction = stem_stride
         for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):
-            grid = grid_size(img_size, reduction)
-            shift = window_size // 2 if max(grid) > window_size else 0
             blocks = [
-                SwinTransformerBlock(
+                SwinBlock(
                     dim,
-                    grid,
                     num_heads[i],
-                    window_size=window_size,
-                    shift_size=shift * (j % 2),
-                    always_partition=True,  # the table of positions is that of the full window at any size
-                    dynamic_mask=True,
-                    mlp_ratio=mlp_ratio,
-                    proj_drop=proj_drop_rate,
-                    attn_drop=attn_drop_rate,
-                    drop_path=drop_paths[i][j],
+                    window_size,
+                    j % 2 == 1,
+                    mlp_ratio,
+                    attn_drop_rate,
+                    proj_drop_rate,
+                    drop_path,
                     **dd,
                 )
-                for j in range(depths[i])
+                for j, drop_path in enumerate(drop_paths[i])
             ]
             embed = conv_embedding(i, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
             self.add_stage(MapStage(embed, blocks), dim, reduction)

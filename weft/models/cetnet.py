@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import RelPosBias, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model, register_notrace_function
+from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
@@ -40,12 +40,12 @@ from weft.models.layers import (
     ConvEmbed,
     ConvNorm,
     PointwiseConv,
-    graph_is_for_one_size,
     grid_size,
     pad_to_multiple,
     to_nchw,
     to_nhwc,
 )
+from weft.models.windows import windowed_attention
 
 __all__ = ["CETNet"]
 
@@ -53,108 +53,6 @@ LOCAL_ENHANCEMENTS = ("qkv", "pre", "none")
 EMBEDDINGS = ("ce", "conv", "patch")
 PATTERN = "C-T-C-T-C-T-C-T"
 EMBED_BLOCKS = 2  # LEWin blocks of a T in the place of an embedding
-
-
-# Shifted windows ------------------------------------------------------------------------------------------------
-
-
-def _shift(size: int, window: int) -> int:
-    """Half a window, but nothing where one window covers the axis: written so that torch.export need not know which."""
-    if torch.jit.is_scripting():
-        return window // 2 * min(1, (size - 1) // window)
-    else:  # not compiled by TorchScript
-        return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
-
-
-def to_windows(x: Tensor, height: int, width: int, num_heads: int) -> Tensor:
-    """Cuts a (B, H, W, C) map, which the window must divide, into windows and heads in one copy.
-
-    (B, H, W, heads * d) -> (B, windows * heads, height * width, d): what attention takes, with a bias per window and
-    head that is the same for all pictures.
-    """
-    batch, rows, columns, dim = x.shape
-    x = x.view(batch, rows // height, height, columns // width, width, num_heads, dim // num_heads)
-    return x.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, height * width, dim // num_heads)
-
-
-def from_windows(x: Tensor, height: int, width: int, rows: int, columns: int) -> Tensor:
-    """Undoes `to_windows`: the (B, rows, columns, C) map."""
-    batch, _, _, head_dim = x.shape
-    x = x.view(batch, rows // height, columns // width, -1, height, width, head_dim)
-    return x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows, columns, -1)
-
-
-def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column that each place of each window holds, both (windows, window ** 2).
-
-    Places at or behind `height` or `width` are padding. In torch.export, which tells one window from several, there is
-    one window more than needed, so that there always are several.
-    """
-    rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
-    count = rows * columns if graph_is_for_one_size() else rows * columns + 1
-    windows, places = torch.arange(count, device=device)[:, None], torch.arange(window**2, device=device)
-    y = windows // columns * window + places // window + down
-    x = windows % columns * window + places % window + right
-    return y % (rows * window), x % (columns * window)
-
-
-@register_notrace_function
-def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor:
-    """(B, H, W, C) -> (B, windows * heads, window ** 2, C / heads), padded, and shifted if told to.
-
-    torch.export cannot follow the views of `to_windows` for every size. It gets the same windows by gathering, as
-    (B, windows, heads, window ** 2, C / heads).
-    """
-    _, height, width, _ = x.shape
-    if not graph_is_for_one_size():
-        rows, columns = _pixels(height, width, window, shifted, x.device)
-        index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
-        return x.flatten(1, 2)[:, index].unflatten(3, (num_heads, -1)).transpose(2, 3)
-    x = pad_to_multiple(x, window)
-    if shifted:
-        x = torch.roll(x, (-_shift(height, window), -_shift(width, window)), (1, 2))
-    return to_windows(x, window, window, num_heads)
-
-
-@register_notrace_function
-def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
-    """Undoes `cut_windows`: the (B, height, width, C) map."""
-    rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
-    if not graph_is_for_one_size():
-        y = (torch.arange(height, device=x.device) - down) % (rows * window)
-        z = (torch.arange(width, device=x.device) - right) % (columns * window)
-        index = ((y // window * columns)[:, None] + z // window) * window * window  # of the window's first pixel
-        index = index + (y % window * window)[:, None] + z % window
-        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, index]
-    x = from_windows(x, window, window, rows * window, columns * window)
-    if shifted:
-        x = torch.roll(x, (down, right), (1, 2))
-    if rows * window == height and columns * window == width:
-        return x
-    return x[:, :height, :width]
-
-
-@register_notrace_function
-def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
-    """The position bias (1, heads, N, N) for every window, masked where that is needed.
-
-    A shifted window at the border holds the two ends of the map, which do not see each other; no pixel sees padding.
-    Returns (1, windows * heads, N, N), in torch.export (1, windows, heads, N, N).
-    """
-    if graph_is_for_one_size() and not shifted and height % window == 0 and width % window == 0:
-        windows = height // window * (width // window)
-        return bias.expand(windows, -1, -1, -1).flatten(0, 1).unsqueeze(0)
-    y, x = _pixels(height, width, window, shifted, bias.device)
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
-    end = 2 * (y < down).int() + (x < right).int()  # what the shift moved here from the other end of the map
-    real = (y < height) & (x < width)
-    seen = (end[:, :, None] == end[:, None, :]) & real[:, None, :]
-    seen = seen | ~real[:, :, None]  # what padding sees is thrown away, but must not be NaN
-    mask = torch.zeros(seen.shape, device=bias.device, dtype=bias.dtype).masked_fill(~seen, float("-inf"))
-    bias = bias + mask.unsqueeze(1)  # (windows, heads, N, N)
-    return (bias.flatten(0, 1) if graph_is_for_one_size() else bias).unsqueeze(0)
 
 
 class LEWinAttention(nn.Module):
@@ -185,14 +83,9 @@ class LEWinAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        _, height, width, _ = x.shape
-        q = cut_windows(self.q(self.conv_q(x)), self.window, self.shifted, self.num_heads)
-        k = cut_windows(self.k(self.conv_k(x)), self.window, self.shifted, self.num_heads)
-        v = cut_windows(self.v(self.conv_v(x)), self.window, self.shifted, self.num_heads)
-        bias = window_bias(self.rel_pos.get_bias(), self.window, self.shifted, height, width)
+        q, k, v = self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
         dropout = self.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-        y = join_windows(y, self.window, self.shifted, height, width)
+        y = windowed_attention(q, k, v, self.rel_pos.get_bias(), self.num_heads, self.window, self.shifted, dropout)
         return self.proj_drop(self.proj(y))
 
 

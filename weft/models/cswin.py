@@ -127,7 +127,7 @@ def crop_around(x: Tensor, dim: int, multiple: int, side: int) -> Tensor:
     if multiple == 1 or graph_is_for_one_size():
         return x.narrow(dim, before, side)
     # The same numbers. torch.export cannot tell that this part exists for every size.
-    return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [-before, before + side - x.shape[dim]])
+    return x.index_select(dim, torch.arange(side, device=x.device) + before)
 
 
 class CrossShapedAttention(nn.Module):

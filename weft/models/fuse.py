@@ -37,10 +37,10 @@ def fuse(model: ModelT) -> ModelT:
     """Returns a copy of a Weft model in eval mode with every BatchNorm folded into the layer before it.
 
     Only a DenseNet layer (CETNet with ce_unit="dense") starts with a BatchNorm, and keeps it. QuickGELU, which torch
-    computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the linear
-    layers beside it. Where only the class token is read, the last block of CvT computes nothing else. Weights are laid
-    out in memory as the kernels read them, which saves a copy per call. The outputs are those of `model.eval()` up to
-    rounding. The copy is for inference: its parameters no longer match checkpoints of the model.
+    computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the
+    linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else. Weights
+    are laid out in memory as the kernels read them, which saves a copy per call. The outputs are those of
+    `model.eval()` up to rounding. The copy is for inference: its parameters no longer match checkpoints of the model.
     """
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):

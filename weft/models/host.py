@@ -12,8 +12,10 @@ from weft.models.base import HybridModel
 from weft.models.ce import ConvolutionalEmbedding
 from weft.models.ce_hosts import CESwin
 from weft.models.convert import read_state
-from weft.models.hierarchy import HierarchicalModel
+from weft.models.cswin import CSWin
+from weft.models.cvt import CvT
 from weft.models.layouts import StateDict, filter_published, rename
+from weft.models.pvt import PVT
 from weft.models.vt_resnet import VTResNet
 
 SWIN = [  # timm's names and the authors'
@@ -77,7 +79,7 @@ def _host_part(model: HybridModel, state: StateDict) -> StateDict:
         return state
     if isinstance(model, CESwin):
         state = rename(SWIN)(state)
-    elif not (isinstance(model, HierarchicalModel) and isinstance(model.stages[0].embed, ConvolutionalEmbedding)):
+    elif not (isinstance(model, CvT | PVT | CSWin) and isinstance(model.stages[0].embed, ConvolutionalEmbedding)):
         raise WeftError(f"{type(model).__name__} has no host; load_host is for vt_resnet* and ce_* models.")
     return filter_published(state, model)
 

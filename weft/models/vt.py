@@ -22,8 +22,8 @@ What the counts do not decide, and what is done here:
       equations have no scale. Without it, softmax over pixels would be saturated when training starts;
     - table 5's "None" is one convolution on every token, its graph convolution is (T + A T) W with a learned A, L x L;
     - k-means (the paper's appendix has it): see ClusteringTokenizer;
-    - convolutions start kaiming-normal (fan-out) with zero bias; stochastic depth and dropout act on the residual
-      branches of transformer and projector, dropout on those of the transformer alone.
+    - convolutions start kaiming-normal (fan-out; gain 1, since no norm catches what grows) with zero bias; stochastic
+      depth acts on the residual branches of transformer and projector, dropout on those of the transformer alone.
 """
 
 import math
@@ -77,7 +77,7 @@ class GroupedConv(nn.Conv2d):
 
 
 def _kaiming(weight: Tensor, bias: Optional[Tensor]) -> None:
-    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="linear")
     if bias is not None:
         nn.init.zeros_(bias)
 
