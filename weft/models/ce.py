@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive
 from weft.models._timm import GELU, ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
-from weft.models.layers import PointwiseConv, to_nchw, to_nhwc
+from weft.models.layers import MaxPool, PointwiseConv, to_nchw, to_nhwc
 
 CE_UNITS = ("fused", "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet")
 CE_LAYERS = (1, 3, 5, 7)
@@ -75,16 +75,16 @@ class ShuffleUnit(nn.Module):
 
 
 class DenseUnit(nn.Module):
-    """DenseNet's layer: `growth` new channels beside those that came. At stride 2 the map is halved first."""
+    """DenseNet's layer: `growth` new channels beside those that came. At stride 2 the map is max-pooled first."""
 
     def __init__(self, chs: int, growth: int, stride: int, **dd: Any):
         super().__init__()
-        self.pool = nn.AvgPool2d(3, stride, padding=1, count_include_pad=False) if stride > 1 else nn.Identity()
+        self.pool = MaxPool(stride) if stride > 1 else nn.Identity()
         norm: Any = partial(BatchNormAct2d, act_layer=nn.GELU)
         self.layer = DenseLayer(chs, growth, DENSE_BOTTLENECK, norm_layer=norm, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(x)
+        x = to_nchw(self.pool(to_nhwc(x)))
         return torch.cat([x, self.layer(x)], dim=1)
 
 

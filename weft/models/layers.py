@@ -66,8 +66,8 @@ def graph_is_for_one_size() -> bool:
     """False inside torch.export, where the graph must hold for every size and no shortcut may be taken."""
     if torch.jit.is_scripting():
         return True
-    else:  # not compiled by TorchScript
-        return not torch.compiler.is_exporting()
+    else:  # not compiled by TorchScript; dynamo, which makes a graph per size, takes itself for an export
+        return torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting()
 
 
 @register_notrace_function

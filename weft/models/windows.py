@@ -28,9 +28,11 @@ def windowed_attention(
 
 def _shift(size: int, window: int) -> int:
     """Half a window, but nothing where one window covers the axis: written so that torch.export need not know which."""
-    if graph_is_for_one_size():
+    if torch.jit.is_scripting():
         return window // 2 * min(1, (size - 1) // window)
     else:  # not compiled by TorchScript
+        if graph_is_for_one_size():
+            return window // 2 * min(1, (size - 1) // window)
         return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
 
 
