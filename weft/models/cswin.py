@@ -32,7 +32,7 @@ from weft.errors import WeftError, check_choice, check_positive, check_rates, ch
 from weft.models.base import build, with_first_conv
 from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
-from weft.models.layers import ConvEmbed, graph_is_for_one_size, grid_size, to_nchw, to_nhwc
+from weft.models.layers import ConvEmbed, fix_size, grid_size, sizes_are_fixed, to_nchw, to_nhwc
 
 __all__ = ["CSWin"]
 
@@ -88,16 +88,16 @@ class StripeAttention(LePEAttention):
 
     def forward_stripes(self, qkv: Tensor) -> Tensor:
         # The order of the tokens does not matter to attention. torch.export wants the side that may vary first.
-        turn = self.along == 1 and not graph_is_for_one_size()
+        turn = self.along == 1 and not sizes_are_fixed(qkv.shape[1], qkv.shape[2])
         turned = qkv.transpose(1, 2) if turn else qkv
         y = cut(self.attend(turned.flatten(1, 2)), 1, turned.shape[2])
-        return (y.transpose(1, 2) if turn else y) + self.encode(qkv)
+        return (y.transpose(1, 2).contiguous() if turn else y) + self.encode(qkv)
 
 
 @register_notrace_function
 def cut(x: Tensor, dim: int, size: int) -> Tensor:
     """A view with one side cut into pieces of `size`, which must divide it: (.., n * size, ..) -> (.., n, size, ..)."""
-    if graph_is_for_one_size():
+    if sizes_are_fixed(x.shape[1], x.shape[2]):
         return x.unflatten(dim, (x.shape[dim] // size, size))
     # The same view. torch.export cannot tell that it exists for every size.
     return x.unfold(dim, size, size).movedim(-1, dim + 1)
@@ -113,9 +113,9 @@ def pad_around(x: Tensor, dim: int, multiple: int) -> Tensor:
     """Zeros before and behind a side of a (B, H, W, 3, C) map, half of them each, until `multiple` divides it."""
     margin = _margin(x.shape[dim], multiple)
     before, after = margin // 2, margin - margin // 2
-    if multiple == 1 or (graph_is_for_one_size() and margin == 0):
+    if multiple == 1 or (sizes_are_fixed(x.shape[1], x.shape[2]) and margin == 0):
         return x
-    if not graph_is_for_one_size():
+    if not sizes_are_fixed(x.shape[1], x.shape[2]):
         after += multiple  # a stripe of zeros: torch.export would take a single stripe for a constant of the graph
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [before, after])
 
@@ -124,7 +124,7 @@ def pad_around(x: Tensor, dim: int, multiple: int) -> Tensor:
 def crop_around(x: Tensor, dim: int, multiple: int, side: int) -> Tensor:
     """Undoes `pad_around`: a view of the map with the `side` it had."""
     before = _margin(side, multiple) // 2
-    if multiple == 1 or graph_is_for_one_size():
+    if multiple == 1 or sizes_are_fixed(x.shape[1], x.shape[2]):
         return x.narrow(dim, before, side)
     # The same numbers. torch.export cannot tell that this part exists for every size.
     return x.index_select(dim, torch.arange(side, device=x.device) + before)
@@ -150,7 +150,7 @@ class CrossShapedAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, len(self.branches), -1))  # (B, H, W, 3, branches, C / branches)
+        qkv = self.qkv(fix_size(x)).unflatten(-1, (3, len(self.branches), -1))  # (B, H, W, 3, branches, C / branches)
         outputs = []
         for i, branch in enumerate(self.branches):
             outputs.append(branch(qkv.select(4, i)))

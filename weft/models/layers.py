@@ -62,12 +62,23 @@ def present(x: Optional[Tensor]) -> Tensor:
     return x
 
 
-def graph_is_for_one_size() -> bool:
-    """False inside torch.export, where the graph must hold for every size and no shortcut may be taken."""
+def sizes_are_fixed(height: int, width: int) -> bool:
+    """False where torch.export or torch.compile make a graph for every size, in which no shortcut may be taken."""
     if torch.jit.is_scripting():
         return True
-    else:  # not compiled by TorchScript; dynamo, which makes a graph per size, takes itself for an export
-        return torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting()
+    else:  # not compiled by TorchScript
+        return not (isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt))
+
+
+@register_notrace_function
+def fix_size(x: Tensor) -> Tensor:
+    """Makes torch.compile write one graph per size of a (B, H, W, C) map: windows of unknown number take it minutes."""
+    if torch.jit.is_scripting():
+        return x
+    else:  # not compiled by TorchScript
+        if torch.compiler.is_dynamo_compiling():
+            _ = (*range(x.shape[1]), *range(x.shape[2]))  # to write it out, dynamo must know the size
+        return x
 
 
 @register_notrace_function
@@ -76,7 +87,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     _, height, width, _ = x.shape
     bottom = ((height - 1) // multiple + 1) * multiple - height  # in this form torch.export can tell it is positive
     right = ((width - 1) // multiple + 1) * multiple - width
-    if graph_is_for_one_size() and bottom == 0 and right == 0:
+    if sizes_are_fixed(height, width) and bottom == 0 and right == 0:
         return x
     return F.pad(x, (0, 0, 0, right, 0, bottom))
 
@@ -84,7 +95,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 @register_notrace_function
 def resize_grid(grid: Tensor, height: int, width: int) -> Tensor:
     """Bicubic resize of an (H, W, C) grid of positions, as DeiT does it (no anti-aliasing)."""
-    if graph_is_for_one_size() and grid.shape[0] == height and grid.shape[1] == width:
+    if sizes_are_fixed(height, width) and grid.shape[0] == height and grid.shape[1] == width:
         return grid
     wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
     nchw = to_nchw(wide.unsqueeze(0))
@@ -101,7 +112,7 @@ class MaxPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = to_nchw(x)
-        if graph_is_for_one_size():
+        if sizes_are_fixed(x.shape[2], x.shape[3]):
             return to_nhwc(F.max_pool2d(x, 3, self.stride, padding=1))
         # The same numbers. torch 2.11 cannot export a strided pooling for every size, a slice it can.
         return to_nhwc(F.max_pool2d(x, 3, 1, padding=1))[:, :: self.stride, :: self.stride].contiguous()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.models.layers import graph_is_for_one_size, pad_to_multiple
+from weft.models.layers import fix_size, pad_to_multiple, sizes_are_fixed
 
 
 def windowed_attention(
@@ -17,6 +17,7 @@ def windowed_attention(
     fit are padded, and nothing sees the padding. `shifted` windows start half a window further, except along an axis
     that one window covers.
     """
+    q = fix_size(q)
     _, height, width, _ = q.shape
     q = cut_windows(q, window, shifted, num_heads)
     k = cut_windows(k, window, shifted, num_heads)
@@ -31,7 +32,7 @@ def _shift(size: int, window: int) -> int:
     if torch.jit.is_scripting():
         return window // 2 * min(1, (size - 1) // window)
     else:  # not compiled by TorchScript
-        if graph_is_for_one_size():
+        if sizes_are_fixed(size, size):
             return window // 2 * min(1, (size - 1) // window)
         return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
 
@@ -62,7 +63,7 @@ def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.d
     """
     rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
     down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
-    count = rows * columns if graph_is_for_one_size() else rows * columns + 1
+    count = rows * columns if sizes_are_fixed(height, width) else rows * columns + 1
     windows, places = torch.arange(count, device=device)[:, None], torch.arange(window**2, device=device)
     y = windows // columns * window + places // window + down
     x = windows % columns * window + places % window + right
@@ -77,7 +78,7 @@ def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor
     (B, windows, heads, window ** 2, C / heads).
     """
     _, height, width, _ = x.shape
-    if not graph_is_for_one_size():
+    if not sizes_are_fixed(height, width):
         rows, columns = _pixels(height, width, window, shifted, x.device)
         index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
         return x.flatten(1, 2)[:, index].unflatten(3, (num_heads, -1)).transpose(2, 3)
@@ -92,7 +93,7 @@ def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int)
     """Undoes `cut_windows`: the (B, height, width, C) map."""
     rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
     down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
-    if not graph_is_for_one_size():
+    if not sizes_are_fixed(height, width):
         y = (torch.arange(height, device=x.device) - down) % (rows * window)
         z = (torch.arange(width, device=x.device) - right) % (columns * window)
         index = ((y // window * columns)[:, None] + z // window) * window * window  # of the window's first pixel
@@ -113,7 +114,7 @@ def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: in
     A shifted window at the border holds the two ends of the map, which do not see each other; no pixel sees padding.
     Returns (1, windows * heads, N, N), in torch.export (1, windows, heads, N, N).
     """
-    if graph_is_for_one_size() and not shifted and height % window == 0 and width % window == 0:
+    if sizes_are_fixed(height, width) and not shifted and height % window == 0 and width % window == 0:
         windows = height // window * (width // window)
         return bias.expand(windows, -1, -1, -1).flatten(0, 1).unsqueeze(0)
     y, x = _pixels(height, width, window, shifted, bias.device)
@@ -124,4 +125,4 @@ def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: in
     seen = seen | ~real[:, :, None]  # what padding sees is thrown away, but must not be NaN
     mask = torch.zeros(seen.shape, device=bias.device, dtype=bias.dtype).masked_fill(~seen, float("-inf"))
     bias = bias + mask.unsqueeze(1)  # (windows, heads, N, N)
-    return (bias.flatten(0, 1) if graph_is_for_one_size() else bias).unsqueeze(0)
+    return (bias.flatten(0, 1) if sizes_are_fixed(height, width) else bias).unsqueeze(0)
