@@ -59,6 +59,10 @@ class SwinBlock(SwinTransformerBlock):
         )
         self.window, self.shifted = window, shifted
 
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path1(self._attn(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
     def _attn(self, x: Tensor) -> Tensor:
         attn = self.attn
         q, k, v = attn.qkv(x).chunk(3, dim=-1)

@@ -32,7 +32,7 @@ from weft.errors import WeftError, check_choice, check_positive, check_rates, ch
 from weft.models.base import build, with_first_conv
 from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
-from weft.models.layers import ConvEmbed, fix_size, grid_size, sizes_are_fixed, to_nchw, to_nhwc
+from weft.models.layers import ConvEmbed, grid_size, sizes_are_fixed, to_nchw, to_nhwc
 
 __all__ = ["CSWin"]
 
@@ -81,6 +81,8 @@ class StripeAttention(LePEAttention):
     def forward(self, qkv: Tensor) -> Tensor:
         padded = pad_around(qkv, self.along, self.split_size)
         stripes = cut(padded, self.along, self.split_size).movedim(self.along, 1)  # (B, stripes, h, w, 3, C)
+        if not sizes_are_fixed(qkv.shape[1], qkv.shape[2]):
+            stripes = stripes.contiguous()  # torch.export cannot tell for every size whether it is a view
         y = self.forward_stripes(stripes.flatten(0, 1)).unflatten(0, stripes.shape[:2])  # (B, stripes, h, w, C)
         y = y.movedim(1, self.along)
         y = y.flatten(self.along, self.along + 1) if self.split_size > 1 else y.squeeze(self.along + 1)
@@ -150,7 +152,7 @@ class CrossShapedAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(fix_size(x)).unflatten(-1, (3, len(self.branches), -1))  # (B, H, W, 3, branches, C / branches)
+        qkv = self.qkv(x).unflatten(-1, (3, len(self.branches), -1))  # (B, H, W, 3, branches, C / branches)
         outputs = []
         for i, branch in enumerate(self.branches):
             outputs.append(branch(qkv.select(4, i)))

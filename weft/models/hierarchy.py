@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.models.base import HybridModel
-from weft.models.layers import PairDropPath, PositionEmbedding, add, image_to_map, join, part
+from weft.models.layers import PairDropPath, PositionEmbedding, add, fix_size, image_to_map, join, part
 
 
 class TransformerBlock(nn.Module):
@@ -112,7 +112,10 @@ class TokenStage(nn.Module):
 
 
 class MapStage(nn.Module):
-    """Embedding and blocks of a stage that has a map and nothing else. (B, H, W, C_in) -> (B, h, w, C), None."""
+    """Embedding and blocks of a stage that has a map and nothing else. (B, H, W, C_in) -> (B, h, w, C), None.
+
+    Its blocks cut windows, of which torch.compile must know the number.
+    """
 
     def __init__(self, embed: nn.Module, blocks: Sequence[nn.Module]):
         super().__init__()
@@ -121,7 +124,7 @@ class MapStage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        x = self.embed(x)
+        x = self.embed(fix_size(x))
         for block in self.blocks:
             if self.grad_checkpointing and not torch.jit.is_scripting():  # noqa: SIM108  TorchScript
                 x = checkpoint(block, x)

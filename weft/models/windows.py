@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.models.layers import fix_size, pad_to_multiple, sizes_are_fixed
+from weft.models.layers import pad_to_multiple, sizes_are_fixed
 
 
+@register_notrace_function
 def windowed_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, num_heads: int, window: int, shifted: bool, dropout: float
 ) -> Tensor:
@@ -17,7 +18,6 @@ def windowed_attention(
     fit are padded, and nothing sees the padding. `shifted` windows start half a window further, except along an axis
     that one window covers.
     """
-    q = fix_size(q)
     _, height, width, _ = q.shape
     q = cut_windows(q, window, shifted, num_heads)
     k = cut_windows(k, window, shifted, num_heads)
@@ -70,7 +70,6 @@ def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.d
     return y % (rows * window), x % (columns * window)
 
 
-@register_notrace_function
 def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor:
     """(B, H, W, C) -> (B, windows * heads, window ** 2, C / heads), padded, and shifted if told to.
 
@@ -88,7 +87,6 @@ def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor
     return to_windows(x, window, window, num_heads)
 
 
-@register_notrace_function
 def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
     """Undoes `cut_windows`: the (B, height, width, C) map."""
     rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
@@ -107,7 +105,6 @@ def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int)
     return x[:, :height, :width]
 
 
-@register_notrace_function
 def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
     """The position bias (1, heads, N, N) for every window, masked where that is needed.
 
