@@ -13,11 +13,11 @@ PAGE = Path(__file__).with_name("counts.md")
 HEAD = """# Counts: the papers' figures and ours
 
 Written by `docs/counts.py`; `tests/test_papers.py` counts every row again. Parameters are in millions; MACs, the
-multiply-accumulates of one picture, in thousand millions. A residual is ours against the paper's, whose figures are
+multiply-accumulates of one picture, in thousand millions. A difference is ours against the paper's, whose figures are
 rounded or cut off to the digits shown; a hyphen stands for what a paper does not give. MACs are those of convolutions,
-linear layers and all other matrix products; norms, activations and pooling are not counted, nor are they in the papers.
+linear layers and all other matrix products; norms, activations and pooling are not counted.
 """
-COLUMNS = "| table | row | switches | pixels | parameters | paper | residual | MACs | paper | residual |"
+COLUMNS = "| table | row | switches | pixels | parameters | paper | difference | MACs | paper | difference |"
 
 
 def count(row: Row) -> tuple[int, int, int]:
@@ -53,11 +53,8 @@ def _call(model: str, switches: dict[str, Any]) -> str:
 
 def head(paper: Paper) -> str:
     title = f"## {paper.name} ([arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}))"
-    remark = paper.remark
-    if not paper.counts_attention:
-        remark += " Its MACs leave out the products of attention; ours with them stand behind the slash."
     rule = "|" + " --- |" * (COLUMNS.count("|") - 1)
-    return f"\n{title}\n\n{remark}\n\n{COLUMNS}\n{rule}"
+    return f"\n{title}\n\n{paper.remark}\n\n{COLUMNS}\n{rule}"
 
 
 def main() -> None:

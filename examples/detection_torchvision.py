@@ -21,7 +21,7 @@ from weft.data.demo import nuclei
 
 
 class Backbone(nn.Module):
-    """Any Weft model and a feature pyramid: what torchvision calls a backbone with FPN."""
+    """A Weft model with a `stem_stride` and a feature pyramid: what torchvision calls a backbone with FPN."""
 
     def __init__(self, name: str, out_channels: int = 128):
         super().__init__()

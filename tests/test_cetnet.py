@@ -211,6 +211,14 @@ def test_units_of_table_6(unit):
     assert ("ReLU" in activations) == (unit == "seresnet")  # inside squeeze-and-excitation alone
 
 
+@pytest.mark.parametrize("unit", CE_UNITS)
+def test_units_train_at_the_width_of_the_nano(unit):
+    """Gradients of channels-last convolutions with few channels and a stride have crashed torch."""
+    model = timm.create_model("cetnet_nano", ce_unit=unit, num_classes=3).train()
+    model(torch.randn(2, 3, 64, 64)).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_shuffle_unit_by_hand():
     unit = randomise(conv_embedding(1, 8, 16, unit="shuffle").units[1])
     conv1, bn1, _, _, conv2, bn2, conv3, bn3 = unit.layers

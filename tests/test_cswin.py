@@ -342,8 +342,8 @@ def test_every_parameter_gets_a_gradient():
         (dict(split_sizes=(1, 2.0, 7, 0)), "width of a stripe"),
         (dict(num_heads=(1, 4, 8, 16)), "odd"),
         (dict(num_heads=(2, 4, 7, 16)), "does not divide"),
-        (dict(mlp_ratios=(4, 4, 4, 0)), "positive number"),
-        (dict(img_size="big"), "positive number"),
+        (dict(mlp_ratios=(4, 4, 4, 0)), "positive"),
+        (dict(img_size="big"), "positive"),
         (dict(global_pool="token"), "'avg', 'max', 'avgmax', ''"),
     ],
 )

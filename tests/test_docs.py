@@ -1,5 +1,6 @@
 """The pictures of the documentation: what the script draws, legible, and true to the counts."""
 
+import re
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -47,8 +48,26 @@ def span(text: ElementTree.Element) -> tuple[float, float]:
     return start, start + length
 
 
-def test_there_are_pictures():
-    assert {"ceit_tiny", "cvt_13"} <= {path.stem for path in PICTURES}
+@pytest.mark.parametrize("page", ["ceit", "vitae", "vt", "cvt", "cetnet", "baselines"])
+def test_every_family_has_a_page_with_pictures(page):
+    shown = re.findall(r"\(pictures/(\w+)\.svg\)", (DOCS / f"{page}.md").read_text())
+    assert shown
+    assert {*shown} <= {path.stem for path in PICTURES}
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    """Files exist, and so do the headings that links point at."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        found = page.parent / file if file else page
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), flags=re.MULTILINE)
+            titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
 @pictures

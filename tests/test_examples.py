@@ -53,9 +53,10 @@ def test_detection_learns():
     assert last < first
 
 
-def test_hub_roundtrip(tmp_path):
+@pytest.mark.parametrize("model", ["cetnet_nano", "vitae_nano", "vt_resnet_nano"])
+def test_hub_roundtrip(tmp_path, model):
     folder = tmp_path / "hub model"
-    printed = run("hub_roundtrip.py", "--model", "cvt_nano", "--out", str(folder))
+    printed = run("hub_roundtrip.py", "--model", model, "--out", str(folder))
     assert "equal logits: True" in printed
     assert "cat, dog, horse" in printed
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}

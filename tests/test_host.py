@@ -67,8 +67,9 @@ def test_position_tables_of_another_window():
     weft.load_host(hybrid, host.state_dict())
     table = hybrid.stages[0].blocks[0].attn.relative_position_bias_table
     assert table.shape == (49, 1)
-    centre = host.layers[0].blocks[0].attn.relative_position_bias_table[84]
-    torch.testing.assert_close(table[24], centre, rtol=0.2, atol=0.02)  # 13 x 13 distances to 7 x 7: no distance
+    given = host.layers[0].blocks[0].attn.relative_position_bias_table.view(1, 1, 13, 13)
+    expected = nn.functional.interpolate(given, size=(7, 7), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(table.view(1, 1, 7, 7), expected)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +95,29 @@ def test_strange_weights_are_refused():
     host, hybrid = hosts("swin")
     with pytest.raises(weft.WeftError, match=r"found layers\.0\.extra"):
         weft.load_host(hybrid, {**host.state_dict(), "layers.0.extra": torch.zeros(1)})
+
+
+def test_strides_of_bottlenecks_must_agree():
+    """torchvision's weights fit the default of vt_resnet50, which has its strides elsewhere; that must not pass."""
+    weights = timm.create_model("resnet50").state_dict()
+    with pytest.raises(weft.WeftError, match="bottleneck_stride='3x3'"):
+        weft.load_host(timm.create_model("vt_resnet50"), weights)
+    assert weft.load_host(timm.create_model("vt_resnet50"), weights, bottleneck_stride="1x1")
+    assert weft.load_host(timm.create_model("vt_resnet50", bottleneck_stride="3x3"), weights)
+
+
+def test_features_take_a_host_too():
+    host, _ = hosts("swin")
+    args = dict(embed_dim=16, depths=(1, 2, 3, 2), num_heads=(1, 2, 4, 8), window_size=7)
+    features = timm.create_model("ce_swin_tiny", features_only=True, out_indices=(0, 1, 2), **args)
+    left = weft.load_host(features, host.state_dict())
+    assert all(".embed." in key for key in left)
+    ours, theirs = features.model.stages[2].blocks[2].mlp.fc1.weight, host.layers[2].blocks[2].mlp.fc1.weight
+    assert torch.equal(ours, theirs)
+
+
+def test_a_much_deeper_host_is_refused():
+    host = timm.create_model("swin_small_patch4_window7_224", embed_dim=16, num_heads=(1, 2, 4, 8), num_classes=10)
+    hybrid = timm.create_model("ce_swin_tiny", embed_dim=16, num_heads=(1, 2, 4, 8), num_classes=10)
+    with pytest.raises(weft.WeftError, match=r"found stages\.2\.blocks\.6"):
+        weft.load_host(hybrid, host.state_dict())

@@ -30,7 +30,7 @@ def test_rows_of_the_papers(key):
     paper, row = ROWS[key]
     parameters, macs, macs_of_layers = counts.count(row)
     assert parameters == row.parameters
-    assert macs / 1e9 == pytest.approx(row.macs, rel=1e-3)
+    assert macs / 1e9 == pytest.approx(row.macs, abs=6e-4)
     assert counts.line(paper, row, parameters, macs, macs_of_layers) in STORED, "run `make docs`"
 
 
@@ -86,7 +86,7 @@ def test_initialisation_is_the_papers():
 
 def test_every_model_is_counted_here():
     """Weft's own nano sizes are in no paper."""
-    counted = {row.model for _, row in ROWS.values()}
+    counted = {row.model for _, row in ROWS.values() if not row.model.startswith("swin")}  # timm's
     assert counted == {name for name in weft.list_models() if not name.endswith("nano")}
 
 

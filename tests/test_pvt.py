@@ -242,9 +242,9 @@ def test_every_parameter_gets_a_gradient():
     [
         (dict(embed_dims=(8, 16, 32)), "4 stages"),
         (dict(sr_ratios=(8, 4, 2)), "4 stages"),
-        (dict(sr_ratios=(8, 4, 0, 1)), "positive number"),
+        (dict(sr_ratios=(8, 4, 0, 1)), "positive"),
         (dict(num_heads=(1, 2, 3, 8)), "does not divide"),
-        (dict(mlp_ratios=(8, 8, 4, "4")), "positive number"),
+        (dict(mlp_ratios=(8, 8, 4, "4")), "positive"),
         (dict(drop_path_rate=1.0), "0 up to"),
         (dict(global_pool="mean"), "'token', 'avg'"),
     ],

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import weft
 from tests.conftest import randomise
 from tests.published import Namespace, attention
-from tests.test_vitae import TokenPerformer, to_map, token_performer
+from tests.published_vitae import TokenPerformer, to_map, token_performer
 from tests.variants import T2T_VIT
 from weft.analysis.cost import count_macs, count_parameters
 from weft.models.layers import sinusoid_table
@@ -52,7 +52,10 @@ class OfficialT2TViT(nn.Module):
         for block in self.blocks:
             y = block.norm1(x)
             qkv = nn.Linear(1, 1)  # `attention` wants a bias
-            qkv.weight, qkv.bias = block.attn.qkv.weight, nn.Parameter(torch.zeros_like(block.attn.qkv.weight[:, 0]))
+            qkv.weight, qkv.bias = (
+                block.attn.attn.qkv.weight,
+                nn.Parameter(torch.zeros_like(block.attn.attn.qkv.weight[:, 0])),
+            )
             x = x + attention(y, y, qkv, block.attn.proj, self.heads)
             x = x + block.mlp.fc2(F.gelu(block.mlp.fc1(block.norm2(x))))
         return self.head(self.norm(x)[:, 0])
@@ -166,8 +169,8 @@ def test_dropouts_and_drop_paths_arrive():
     model = timm.create_model("t2t_vit_7", **{**T2T_VIT, "token_drop_rate": 0.5}, **rates)
     block, transformer = model.blocks[0], model.t2t[1].transformer
     assert (model.head_drop.p, model.pos_drop.p) == (0.1, 0.2)
-    assert {block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p} == {0.3}
-    assert block.attn.attn_drop.p == 0.4
+    assert {block.attn.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p} == {0.3}
+    assert block.attn.attn.attn_drop.p == 0.4
     assert (transformer.drop.p, transformer.mlp.drop1.p, transformer.mlp.drop2.p) == (0.5, 0.0, 0.5)
     paths = [b.drop_path.drop_prob for b in model.blocks]
     torch.testing.assert_close(torch.tensor(paths), torch.linspace(0, 0.2, 3))
@@ -176,8 +179,8 @@ def test_dropouts_and_drop_paths_arrive():
 
 def test_initialisation():
     model = timm.create_model("t2t_vit_7")
-    assert model.blocks[0].attn.qkv.bias is None
-    for linear in (model.blocks[0].attn.qkv, model.t2t[1].transformer.kqv, model.proj):
+    assert model.blocks[0].attn.attn.qkv.bias is None
+    for linear in (model.blocks[0].attn.attn.qkv, model.t2t[1].transformer.kqv, model.proj):
         assert linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert not model.proj.bias.any()
     assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.2)

@@ -482,6 +482,14 @@ def test_initialisation():
     assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["vt_resnet34", "vt_resnet50", "vt_resnet101"])
+def test_a_new_network_is_of_ordinary_size(name):
+    """In eval mode, too, and so in half precision: blocks start as the identity."""
+    model, picture = timm.create_model(name).eval(), torch.randn(1, 3, 96, 96)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        assert model(picture).abs().max() < 50
+
+
 def test_stochastic_depth_grows_over_blocks_and_modules():
     model = timm.create_model("vt_resnet34", drop_path_rate=0.3)
     blocks = [block for name in ("layer1", "layer2", "layer3") for block in getattr(model.resnet, name)]
@@ -557,7 +565,7 @@ def test_trunk_equals_torchvision(depth, args):
     theirs = randomise(getattr(torchvision.models, f"resnet{depth}")())
     ours = timm.create_model(f"vt_resnet{depth}", **args).eval()
     new = {key: value.clone() for key, value in ours.state_dict().items() if not key.startswith("resnet.")}
-    load_host(ours, theirs.state_dict())
+    load_host(ours, theirs.state_dict(), **args)
     if args.get("bottleneck_stride") == "1x1":
         original_strides(theirs)
     check_trunk(ours, theirs)
@@ -589,7 +597,7 @@ def test_real_weights(stride):
     if stride == "1x1":
         original_strides(theirs)
     ours = timm.create_model("vt_resnet50", bottleneck_stride=stride).eval()
-    load_host(ours, file)
+    load_host(ours, file, bottleneck_stride=stride)
     assert ours.resnet.conv1.weight.dtype == torch.float32
     check_trunk(ours, theirs)
 

@@ -42,7 +42,8 @@ def list_models(
 # tests/test_models.py has them at their own size.
 for cfg in [_model_pretrained_cfgs[name] for name in _list_models(module=MODULES, include_tags=True)]:
     if max(cfg.input_size) > 320:
-        cfg.input_size, cfg.pool_size = (3, 224, 224), (14, 14)
+        cfg.pool_size = tuple(side * 224 // cfg.input_size[1] for side in cfg.pool_size)
+        cfg.input_size = (3, 224, 224)
 
 
 timm.list_models = list_models

@@ -50,7 +50,7 @@ def convert(
     Parameters
     ----------
     file
-        An official CvT or CeiT checkpoint, or a Hugging Face CvT folder or file.
+        The authors' file of a CvT, CeiT, ViTAE, PVT, CSWin or T2T-ViT, or a Hugging Face CvT folder or file.
     model
         What the weights are for, such as cvt_13.
     out

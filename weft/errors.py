@@ -28,13 +28,22 @@ def check_switch(**switches: object) -> None:
 
 
 def check_positive(**numbers: object) -> None:
+    """Raises for what is no positive whole number."""
     for name, value in numbers.items():
-        if not isinstance(value, int | float) or value <= 0:
+        if type(value) is not int or value <= 0:
+            raise WeftError(f"{name}={value!r} is no positive whole number.")
+
+
+def check_ratio(**numbers: object) -> None:
+    """Raises for what is no positive number, whole or not."""
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or value <= 0:  # pyright: ignore[reportOperatorIssue]
             raise WeftError(f"{name}={value!r} is no positive number.")
 
 
 def check_widths(dim: int, num_heads: int) -> None:
-    if dim <= 0 or num_heads <= 0 or dim % num_heads:
+    check_positive(width=dim, num_heads=num_heads)
+    if dim % num_heads:
         raise WeftError(f"num_heads={num_heads!r} does not divide the width {dim!r}.")
 
 

@@ -57,8 +57,7 @@ class HybridModel(nn.Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        if num_classes < 0:
-            raise WeftError(f"num_classes={num_classes!r} is negative; 0 stands for no classifier.")
+        _check_classes(num_classes)
         self.num_features = self.head_hidden_size = num_features
         self.num_classes = num_classes
         self.num_prefix_tokens = 1 if class_token else 0
@@ -72,8 +71,9 @@ class HybridModel(nn.Module):
 
     def _set_global_pool(self, global_pool: str) -> None:
         if global_pool == "token" and not self.num_prefix_tokens:
+            how = " (class_token=True)" if "class_token" in inspect.signature(type(self)).parameters else ""
             raise WeftError(
-                "global_pool='token' needs class_token=True; without it choose from 'avg', 'max', 'avgmax', ''."
+                f"global_pool='token' needs a class token{how}; without one choose from 'avg', 'max', 'avgmax', ''."
             )
         check_choice("global_pool", global_pool, ("token", "avg", "max", "avgmax", ""))
         self.global_pool = global_pool
@@ -179,13 +179,17 @@ class HybridModel(nn.Module):
         """A new classifier for `num_classes` (0: none). `global_pool=""` also leaves the features unpooled."""
         if global_pool is not None:
             self._set_global_pool(global_pool)
+        _check_classes(num_classes)
         self.num_classes = num_classes
         self.head = _classifier(self.num_features, num_classes, **get_device_dtype(self)).train(self.training)
         if isinstance(self.head, nn.Linear):
             self._init_linear(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the blocks in the backward pass instead of keeping their activations."""
+        """Recompute the blocks in the backward pass instead of keeping their activations.
+
+        A BatchNorm inside a block then sees each batch twice: gradients are the same, running statistics move faster.
+        """
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
                 setattr(module, "grad_checkpointing", enable)  # noqa: B010  a Module's attributes have no type
@@ -196,6 +200,11 @@ class HybridModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         raise NotImplementedError
+
+
+def _check_classes(num_classes: object) -> None:
+    if type(num_classes) is not int or num_classes < 0:
+        raise WeftError(f"num_classes={num_classes!r} is no number of classes; 0 stands for no classifier.")
 
 
 def _classifier(

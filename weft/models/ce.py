@@ -56,6 +56,8 @@ class ShuffleUnit(nn.Module):
 
     def __init__(self, chs: int, stride: int, **dd: Any):
         super().__init__()
+        if chs % SHUFFLE_GROUPS:
+            raise WeftError(f"ce_unit='shuffle' needs widths that {SHUFFLE_GROUPS} divides; found {chs!r}.")
         hidden, groups = SHUFFLE_EXPANSION * chs, SHUFFLE_GROUPS
         self.has_skip = stride == 1
         self.layers = nn.Sequential(
@@ -104,10 +106,20 @@ def fused_mbconv(in_chs: int, out_chs: int, stride: int, expand: int, drop_path:
     return EdgeResidual(in_chs, out_chs, exp_ratio=expand, **args)
 
 
+class EverySecond(nn.Module):
+    """Every second row and column. Behind it a 1x1 convolution needs no stride, which crashes torch 2.15 on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_nchw(to_nhwc(x)[:, ::2, ::2].contiguous())
+
+
 def resnet_unit(chs: int, stride: int, squeeze: bool, **dd: Any) -> nn.Module:
+    if chs % 4:
+        raise WeftError(f"ce_unit='resnet' and 'seresnet' need widths that 4 divides; found {chs!r}.")
     shortcut = None
     if stride > 1:
-        shortcut = nn.Sequential(nn.Conv2d(chs, chs, 1, stride, bias=False, **dd), nn.BatchNorm2d(chs, **dd))
+        conv = nn.Conv2d(chs, chs, 1, bias=False, **dd)
+        shortcut = nn.Sequential(EverySecond(), conv, nn.BatchNorm2d(chs, **dd))
     attn: Any = partial(SEModule, rd_ratio=1 / 4) if squeeze else None
     return Bottleneck(
         chs, chs // 4, stride, shortcut, base_width=RESNET_BASE_WIDTH, act_layer=GELU, attn_layer=attn, **dd
@@ -125,7 +137,7 @@ def conv_unit(unit: str, chs: int, width: int, stride: int, expand: int, **dd: A
     if unit == "shuffle":
         return ShuffleUnit(chs, stride, **dd), chs
     if unit == "dense":
-        growth = int(DENSE_GROWTH * width)
+        growth = max(int(DENSE_GROWTH * width), 1)
         return DenseUnit(chs, growth, stride, **dd), chs + growth
     return resnet_unit(chs, stride, squeeze=unit == "seresnet", **dd), chs
 

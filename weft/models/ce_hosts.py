@@ -16,8 +16,8 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_widths
-from weft.models.base import HybridModel, build
+from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
 from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
@@ -67,7 +67,10 @@ class SwinBlock(SwinTransformerBlock):
         attn = self.attn
         q, k, v = attn.qkv(x).chunk(3, dim=-1)
         dropout = attn.attn_drop.p if self.training else 0.0
-        bias = attn._get_rel_pos_bias()
+        area = self.window * self.window
+        index: Tensor = attn.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
+        bias = attn.relative_position_bias_table[index.view(-1)]  # (N * N, heads)
+        bias = bias.view(area, area, -1).permute(2, 0, 1).unsqueeze(0)
         y = windowed_attention(q, k, v, bias, attn.num_heads, self.window, self.shifted, dropout)
         return attn.proj_drop(attn.proj(y))
 
@@ -112,7 +115,8 @@ class CESwin(HierarchicalModel):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, depths=depths, num_heads=num_heads)
-        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size, mlp_ratio=mlp_ratio)
+        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size)
+        check_ratio(mlp_ratio=mlp_ratio)
         check_embedding(ce_unit, ce_layers, ce_expand)
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
@@ -200,6 +204,8 @@ PUBLISHED_TOP1 = {
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     model_cls, defaults = VARIANTS[variant]
+    if kwargs.get("embed", "ce") != "ce":
+        kwargs = with_first_conv(kwargs, "stages.0.embed.proj")
     return build(model_cls, variant, pretrained, defaults, kwargs, tuple(range(len(defaults["depths"]))))
 
 

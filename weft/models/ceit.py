@@ -26,7 +26,7 @@ from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
+from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
     ConvNorm,
@@ -218,7 +218,8 @@ class CeiT(HybridModel):
         check_switch(i2t_norm=i2t_norm, leff_norm=leff_norm, leff_final_act=leff_final_act, lca=lca)
         check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
         check_rates(attn_drop_rate=attn_drop_rate, drop_path_rate=drop_path_rate)
-        check_positive(in_chans=in_chans, i2t_channels=i2t_channels, mlp_ratio=mlp_ratio, depth=depth)
+        check_positive(in_chans=in_chans, i2t_channels=i2t_channels, depth=depth)
+        check_ratio(mlp_ratio=mlp_ratio)
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_choice("i2t_layers", i2t_layers, I2T_LAYERS)
         check_choice("leff_kernel", leff_kernel, LEFF_KERNELS)

@@ -32,7 +32,7 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_widths
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
@@ -169,9 +169,11 @@ class CETNet(HierarchicalModel):
         ce_unit: "fused" (Fused-MBConv, then MBConv), "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet"
             (table 6).
         ce_layers: 1, 3, 5 or 7 layers in each CE (table 5).
-        ce_expand: expansions of the MBConvs of a CE, over and over; table 5 was made with (2, 1).
+        ce_expand: expansions of the MBConvs of a CE, over and over; table 5 was made with (2, 1). The other units have
+            their own. All ce_ arguments are for C slots with embed="ce", `le` is for T slots.
         pattern: embedding and stage of each of the four stages, C for convolution, T for transformer (table 8).
-        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes.
+        stem_stride: 4, or 2 or 1 to keep a useful grid on small pictures. Weights keep their shapes, except those of
+            patches (embed="patch" and a pattern that starts with T).
         drop_rate: dropout before the classifier. proj_drop_rate, attn_drop_rate: inside the blocks.
         drop_path_rate: stochastic depth of the last block; grows linearly over all blocks.
     """
@@ -204,7 +206,8 @@ class CETNet(HierarchicalModel):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, depths=depths, num_heads=num_heads)
-        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size, mlp_ratio=mlp_ratio)
+        check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size)
+        check_ratio(mlp_ratio=mlp_ratio)
         check_choice("le", le, LOCAL_ENHANCEMENTS)
         check_choice("embed", embed, EMBEDDINGS)
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
@@ -265,20 +268,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(size: int = 224, pool: int = 7, **kwargs: Any) -> dict[str, Any]:
-    # The authors evaluate 384 pixels without a centre crop.
-    crop = dict(crop_pct=1.0) if size == 384 else dict(crop_pct=0.875)
+def _cfg(size: int = 224, pool: int = 7) -> dict[str, Any]:
     return dict(
         input_size=(3, size, size),
         pool_size=(pool, pool),
-        **crop,
+        crop_pct=0.875,
         interpolation="bicubic",
         first_conv="stages.0.embed.units.0.conv",
         classifier="head",
         license="apache-2.0",
         paper_ids="arXiv:2207.13317",
         paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
-        **kwargs,
     )
 
 

@@ -28,7 +28,7 @@ from timm.layers import calculate_drop_path_rates, register_notrace_function
 from timm.models import generate_default_cfgs, register_model, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_widths
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
 from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
@@ -200,7 +200,8 @@ class CSWin(HierarchicalModel):
             embed_dims, num_heads, depths, mlp_ratios, split_sizes, strict=True
         ):
             check_widths(dim, heads)
-            check_positive(depths=depth, mlp_ratios=ratio)
+            check_positive(depths=depth)
+            check_ratio(mlp_ratios=ratio)
             check_split(split_size, heads)
         check_positive(in_chans=in_chans)
         check_choice("embed", embed, EMBEDDINGS)

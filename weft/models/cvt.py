@@ -27,7 +27,7 @@ from timm.layers import QuickGELU, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_switch, check_widths
+from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.models.base import build, with_first_conv
 from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
@@ -209,7 +209,7 @@ class CvT(HierarchicalModel):
         for value in chain.from_iterable(strides_kv):
             check_choice("stride_kv", value, KV_STRIDES)
         for value in chain.from_iterable(mlp_ratios):
-            check_positive(mlp_ratio=value)
+            check_ratio(mlp_ratio=value)
         for value in projections:
             check_choice("projection", value, PROJECTIONS)
         drop_paths = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]

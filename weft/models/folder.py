@@ -24,6 +24,8 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Se
     """
     folder = Path(folder)
     hybrid = _check_savable(model)
+    if label_names is not None and len(label_names) != hybrid.num_classes:
+        raise WeftError(f"label_names has {len(label_names)} names; the model has {hybrid.num_classes} classes.")
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {key: value.contiguous() for key, value in model.state_dict().items()}

@@ -11,7 +11,7 @@ from timm.layers import DropPath, Mlp, trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from weft.errors import WeftError
+from weft.errors import WeftError, check_positive
 from weft.models.base import HybridModel
 from weft.models.layers import PairDropPath, PositionEmbedding, add, fix_size, image_to_map, join, part
 
@@ -186,3 +186,6 @@ def check_stages(count: int, **lists: Sequence[Any]) -> None:
     for name, values in lists.items():
         if not isinstance(values, list | tuple) or len(values) != count:
             raise WeftError(f"{name}={values!r} must be a list with one entry for each of the {count} stages.")
+        if name == "depths":
+            for depth in values:
+                check_positive(depths=depth)

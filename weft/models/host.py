@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from timm.models import adapt_input_conv
+from torch import nn
 
-from weft.errors import WeftError
+from weft.errors import WeftError, check_choice
 from weft.models.base import HybridModel
 from weft.models.ce import ConvolutionalEmbedding
 from weft.models.ce_hosts import CESwin
 from weft.models.convert import read_state
 from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
+from weft.models.hierarchy import HierarchicalModel
 from weft.models.layouts import StateDict, filter_published, rename
 from weft.models.pvt import PVT
-from weft.models.vt_resnet import VTResNet
+from weft.models.vt_resnet import BOTTLENECK_STRIDES, VTResNet
 
 SWIN = [  # timm's names and the authors'
     (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
@@ -29,20 +31,26 @@ IN_HOST = {  # what a host has and the hybrid has not: its embeddings, its last 
 }
 IN_HYBRID = r"^stages\.\d+\.embed\.|^head\."  # of the hosts with CE
 IN_VT = r"^(?!resnet\.)"
+LEFT = rf"{IN_HYBRID}|^norm\.|^stages\.\d+\.(?:cls_token|pos_embed)"  # what `features_only` has not
+SURPLUS_BLOCKS = 2  # that a stage of a host has more, at most
 
 
-def load_host(model: HybridModel, source: str | os.PathLike[str] | Mapping[str, Any]) -> list[str]:
+def load_host(
+    model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Any], bottleneck_stride: str = "3x3"
+) -> list[str]:
     """Puts the weights of the network that a hybrid was built on into it.
 
     VT-ResNet takes a ResNet of torchvision or timm; the networks with CETNet's embedding take a Swin of timm or of its
-    authors, a CSWin, a PVT or a CvT in any layout that `weft.convert` reads, or of Weft. Blocks that the hybrid has
-    fewer of are left out at the end of their stage. The classifier is taken where it fits.
+    authors, a CSWin, a PVT or a CvT in any layout that `weft.convert` reads, or of Weft. The hybrids have up to two
+    blocks fewer in a stage; the host's last ones are left out. The classifier is taken where it fits.
 
     Args:
-        model: such as `weft.create_model("vt_resnet50")` or `weft.create_model("ce_swin_tiny")`. VT-ResNets with
-            bottlenecks: the weights do not tell which convolution had the stride when they were trained. It was the
-            3x3 one in torchvision and timm (`bottleneck_stride="3x3"`), the first 1x1 one in the original ResNets.
+        model: such as `weft.create_model("vt_resnet18")` or `weft.create_model("ce_swin_tiny")`, with or without
+            `features_only`.
         source: a checkpoint file or a state dict.
+        bottleneck_stride: for ResNets with bottlenecks, which convolution had the stride when the weights were trained;
+            they do not tell it themselves. "3x3" in torchvision and timm, "1x1" in the original ResNets. The model must
+            have been made with the same value.
 
     Returns:
         The names of the parameters that stayed as they were: embeddings, or VT modules, and the head if it did not fit.
@@ -50,6 +58,15 @@ def load_host(model: HybridModel, source: str | os.PathLike[str] | Mapping[str, 
     Raises:
         WeftError: the file cannot be read safely, or holds another network.
     """
+    check_choice("bottleneck_stride", bottleneck_stride, BOTTLENECK_STRIDES)
+    if not isinstance(model, HybridModel) and isinstance(getattr(model, "model", None), HybridModel):
+        model = model.model  # pyright: ignore[reportAssignmentType]  of `features_only`
+    if isinstance(model, VTResNet) and model.bottleneck_stride not in ("", bottleneck_stride):
+        raise WeftError(
+            f"bottleneck_stride={bottleneck_stride!r} of the weights is not that of the model; make it with"
+            f" bottleneck_stride={bottleneck_stride!r}, or say load_host(..., bottleneck_stride="
+            f"{model.bottleneck_stride!r}) if the weights have it there."
+        )
     state, where = read_state(source)
     host = _host_part(model, state)
     expected = model.state_dict()
@@ -69,13 +86,13 @@ def load_host(model: HybridModel, source: str | os.PathLike[str] | Mapping[str, 
     return [key for key in expected if key not in taken]
 
 
-def _host_part(model: HybridModel, state: StateDict) -> StateDict:
+def _host_part(model: nn.Module, state: StateDict) -> StateDict:
     """The weights of a host under the hybrid's names, positions resized to fit."""
     if isinstance(model, VTResNet):
         state = rename(RESNET)(state)
         first = state.get("resnet.conv1.weight")
         if first is not None and first.ndim == 4 and first.shape[1] == 3:
-            state["resnet.conv1.weight"] = adapt_input_conv(model.in_chans, first)
+            state["resnet.conv1.weight"] = adapt_input_conv(model.in_chans, first.float())
         return state
     if isinstance(model, CESwin):
         state = rename(SWIN)(state)
@@ -84,12 +101,15 @@ def _host_part(model: HybridModel, state: StateDict) -> StateDict:
     return filter_published(state, model)
 
 
-def _may_be_left(model: HybridModel, key: str) -> bool:
+def _may_be_left(model: nn.Module, key: str) -> bool:
     in_host = IN_HOST.get(type(model))
     if in_host and re.search(in_host, key):
         return True
     block = re.match(r"^stages\.(\d+)\.blocks\.(\d+)\.", key)
-    if block and not isinstance(model, VTResNet):
-        stages: Any = model.stages
-        return int(block[2]) >= len(stages[int(block[1])].blocks)
-    return bool(re.match(IN_HYBRID, key))
+    if block and isinstance(model, HierarchicalModel):
+        stage, number = int(block[1]), int(block[2])
+        if stage >= len(model.stages):  # pruned away
+            return True
+        blocks: Any = model.stages[stage].blocks
+        return len(blocks) <= number < len(blocks) + SURPLUS_BLOCKS
+    return bool(re.match(LEFT, key))

@@ -14,12 +14,15 @@ from timm.layers import drop_path, register_notrace_function, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from weft.errors import check_positive
+from weft.errors import WeftError, check_positive
 
 
 def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
     """Rows and columns of the map that a picture of `img_size` has at stride `reduction`."""
-    height, width = img_size if isinstance(img_size, list | tuple) else (img_size, img_size)
+    sides = tuple(img_size) if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2:
+        raise WeftError(f"img_size={img_size!r} is neither a number nor a height and a width.")
+    height, width = sides
     for side in (height, width):
         check_positive(img_size=side)
     return -(-height // reduction), -(-width // reduction)
@@ -177,8 +180,9 @@ class LinearNorm(nn.Module):
 class ConvEmbed(nn.Module):
     """Token embedding: a strided convolution and LayerNorm, (B, H, W, C_in) -> (B, h, w, C).
 
-    "conv", the overlapping one of CvT and CSWin, has a 7x7 kernel at the picture and 3x3 kernels behind it. The kernel
-    of "patch", that of Swin and PVT, is its stride; it pads, so that no pixel is lost.
+    "conv", the overlapping one of CvT and CSWin, has a 7x7 kernel at the picture and 3x3 kernels behind it. At stride 4
+    it has the padding 2 of the released codes, and no token for a last row or column that is less than half a patch.
+    The kernel of "patch", that of Swin and PVT, is its stride; it pads, so that no pixel is lost.
     """
 
     def __init__(self, kind: str, in_chs: int, dim: int, stride: int, stem: bool, **dd: Any):

@@ -144,6 +144,7 @@ OFFICIAL_VITAE = [
 ]
 
 OFFICIAL_T2T_VIT = [
+    (r"^blocks\.(\d+)\.attn\.", r"blocks.\1.attn.attn."),
     (r"^tokens_to_token\.project\.", "proj."),
     (r"^tokens_to_token\.attention1\.", "t2t.0.transformer."),
     (r"^tokens_to_token\.attention2\.", "t2t.1.transformer."),

@@ -24,7 +24,7 @@ from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_widths
+from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
 from weft.models.ce import conv_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages
@@ -104,7 +104,8 @@ class PVT(HierarchicalModel):
             embed_dims, num_heads, depths, mlp_ratios, sr_ratios, strict=True
         ):
             check_widths(dim, heads)
-            check_positive(depths=depth, mlp_ratios=ratio, sr_ratios=reduction)
+            check_positive(depths=depth, sr_ratios=reduction)
+            check_ratio(mlp_ratios=ratio)
         check_positive(in_chans=in_chans)
         check_choice("embed", embed, EMBEDDINGS)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)

@@ -3,7 +3,7 @@
 Paper to code:
     Tokens-to-Token module, soft split        T2T, SoftSplit (in performer.py)
     its token transformer, a Performer        TokenTransformer, PerformerAttention (in performer.py)
-    the "deep-narrow" backbone                Block, T2TViT
+    the "deep-narrow" backbone                hierarchy.TransformerBlock, T2TViT
     T2T-ViT-7, T2T-ViT-14                     VARIANTS
 
 Defaults are those of the released code, which loads its checkpoints:
@@ -16,19 +16,18 @@ Defaults are those of the released code, which loads its checkpoints:
 from typing import Any, Optional
 
 import torch
-from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.layers import Attention, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import check_positive, check_rates, check_widths
+from weft.errors import check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import HybridModel, build
+from weft.models.hierarchy import TransformerBlock
 from weft.models.layers import (
-    PairDropPath,
     PositionEmbedding,
     grid_size,
     image_to_map,
     join,
-    part,
     present,
 )
 from weft.models.performer import PerformerAttention, SoftSplit, TokenTransformer
@@ -50,33 +49,15 @@ class T2T(nn.Module):
         return self.transformer(self.split(x))
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block on a map and a class token."""
+class TokenAttention(nn.Module):
+    """Attention over the map and the class token as one sequence; as in the released code q, k and v have no bias."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        mlp_ratio: float,
-        attn_drop: float,
-        proj_drop: float,
-        drop_path: float,
-        **dd: Any,
-    ):
+    def __init__(self, dim: int, num_heads: int, attn_drop: float, proj_drop: float, **dd: Any):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, **dd)
         self.attn = Attention(dim, num_heads, qkv_bias=False, attn_drop=attn_drop, proj_drop=proj_drop, **dd)
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop, **dd)
-        self.drop_path = PairDropPath(drop_path)
 
-    def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.attn(self.norm1(join(cls, x)))  # (B, 1 + H*W, C)
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, cls + present(y_cls)
-        y = self.mlp(self.norm2(join(cls, x)))
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        return x + y_map, cls + present(y_cls)
+    def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
+        return self.attn(join(cls, x))  # (B, 1 + H*W, C)
 
 
 class T2TViT(HybridModel):
@@ -115,7 +96,8 @@ class T2TViT(HybridModel):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_widths(embed_dim, num_heads)
-        check_positive(in_chans=in_chans, depth=depth, mlp_ratio=mlp_ratio, token_dim=token_dim)
+        check_positive(in_chans=in_chans, depth=depth, token_dim=token_dim)
+        check_ratio(mlp_ratio=mlp_ratio)
         check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
         check_rates(attn_drop_rate=attn_drop_rate, token_drop_rate=token_drop_rate, drop_path_rate=drop_path_rate)
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
@@ -131,7 +113,14 @@ class T2TViT(HybridModel):
         self.pos_embed = PositionEmbedding(grid_size(img_size, REDUCTION), embed_dim, True, sinusoid=True, **dd)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.blocks = nn.ModuleList(
-            Block(embed_dim, num_heads, mlp_ratio, attn_drop_rate, proj_drop_rate, drop_path, **dd)
+            TransformerBlock(
+                embed_dim,
+                TokenAttention(embed_dim, num_heads, attn_drop_rate, proj_drop_rate, **dd),
+                int(embed_dim * mlp_ratio),
+                proj_drop=proj_drop_rate,
+                drop_path=drop_path,
+                **dd,
+            )
             for drop_path in drop_paths
         )
         self.feature_info = [dict(num_chs=token_dim, reduction=4 * (i + 1), module=f"t2t.{i}") for i in range(2)]
@@ -162,7 +151,8 @@ class T2TViT(HybridModel):
 
         x = self.proj(self.split(x))  # (B, H, W, C)
         x, positioned = self.pos_embed(x, present(self.cls_token).expand(x.shape[0], -1, -1))
-        x, cls = self.pos_drop(x), self.pos_drop(present(positioned))
+        x = self.pos_drop(x)
+        cls: Optional[Tensor] = self.pos_drop(present(positioned))
         for i, block in enumerate(self.blocks):
             if last is None or 2 + i <= last:
                 if self.grad_checkpointing and not torch.jit.is_scripting():

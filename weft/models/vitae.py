@@ -34,7 +34,7 @@ from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch, check_widths
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.models.base import HybridModel, build
 from weft.models.layers import (
     ConvNorm,
@@ -211,7 +211,8 @@ class ViTAE(HybridModel):
         rc_attention: "performer" or "softmax". full_rc3: attention, PCM and FFN in the third reduction cell, too.
         rc_pcm: PCM in the reduction cells (table 3).
         nc_pcm: the PCM of the normal cells joins "pre" or "post" the FFN, or there is "none" (table 3).
-        nc_pcm_norm: BatchNorm in the PCM of the normal cells (table 3). nc_pcm_convs: 3, or 2 for the shallow one.
+        nc_pcm_norm: BatchNorm in the PCM of the normal cells, if there is one (table 3). nc_pcm_convs: 3, or 2 for the
+            shallow one.
         drop_rate: dropout before the classifier. pos_drop_rate: in front of the normal cells.
         proj_drop_rate, attn_drop_rate: in the normal cells.
         rc_drop_rate: dropout in the reduction cells; the released code has 0.1 whatever the other rates are.
@@ -255,7 +256,8 @@ class ViTAE(HybridModel):
         check_cells(prm_dims=prm_dims, token_dims=token_dims, dilations=dilations)
         for prm_dim, token_dim in zip(prm_dims, token_dims, strict=True):
             check_positive(prm_dims=prm_dim, token_dims=token_dim)
-        check_positive(in_chans=in_chans, depth=depth, mlp_ratio=mlp_ratio, groups=groups)
+        check_positive(in_chans=in_chans, depth=depth, groups=groups)
+        check_ratio(mlp_ratio=mlp_ratio)
         check_switch(class_token=class_token, final_norm=final_norm, full_rc3=full_rc3, rc_pcm=rc_pcm)
         check_switch(nc_pcm_norm=nc_pcm_norm)
         check_choice("pos_embed", pos_embed, POSITIONS)

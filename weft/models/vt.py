@@ -181,6 +181,8 @@ class RecurrentTokenizer(nn.Module):
     def __init__(self, in_chs: int, token_dim: int, group_width: int = 64, carried: int = 0, **dd: Any):
         super().__init__()
         check_positive(token_dim=token_dim)
+        if type(carried) is not int or carried < 0:
+            raise WeftError(f"carried={carried!r} is no number of tokens.")
         self.heads = _groups(in_chs, in_chs, group_width)
         self.carried = carried
         self.query = TokenConv(token_dim, in_chs, **dd)  # W_(T -> R)

@@ -176,6 +176,8 @@ class VTResNet(HybridModel):
         check_choice("later_tokenizer", later_tokenizer, LATER_TOKENIZERS)
         check_choice("relation", relation, RELATIONS)
         check_choice("projector", projector, PROJECTORS)
+        if carried_tokens and (later_tokenizer != "recurrent" or projector == "none"):
+            raise WeftError(f"carried_tokens={carried_tokens!r} needs later_tokenizer='recurrent' and a projector.")
         check_positive(in_chans=in_chans, num_modules=num_modules, num_tokens=num_tokens)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, drop_path_rate=drop_path_rate)
         num_relations = num_modules if num_relations is None else num_relations
@@ -188,6 +190,7 @@ class VTResNet(HybridModel):
 
         num_blocks = sum(depths)
         step = drop_path_rate / (num_blocks + num_modules - 1)  # from one block or module to the next
+        self.bottleneck_stride = bottleneck_stride if block == "bottleneck" else ""  # weights do not tell it
         self.in_chans = in_chans
         self.resnet = ResNetTrunk(
             in_chans, block, depths, widths, stem_stride, bottleneck_stride, step * (num_blocks - 1), **dd
@@ -236,6 +239,8 @@ class VTResNet(HybridModel):
         for module in self.resnet.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if isinstance(module, BasicBlock | Bottleneck):
+                module.zero_init_last()  # as timm does: the map keeps its size however many blocks there are
 
     def forward_trunk(
         self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
