@@ -53,8 +53,8 @@ class OfficialT2TViT(nn.Module):
             y = block.norm1(x)
             qkv = nn.Linear(1, 1)  # `attention` wants a bias
             qkv.weight, qkv.bias = (
-                block.attn.attn.qkv.weight,
-                nn.Parameter(torch.zeros_like(block.attn.attn.qkv.weight[:, 0])),
+                block.attn.qkv.weight,
+                nn.Parameter(torch.zeros_like(block.attn.qkv.weight[:, 0])),
             )
             x = x + attention(y, y, qkv, block.attn.proj, self.heads)
             x = x + block.mlp.fc2(F.gelu(block.mlp.fc1(block.norm2(x))))
