@@ -21,7 +21,7 @@ BUFFERS = {  # BatchNorm statistics, elements
 }
 
 
-ROWS = {f"{row.model} {row.label}": (paper, row) for paper in PAPERS for row in paper.rows}
+ROWS = {f"{paper.name} {row.table} {row.label}": (paper, row) for paper in PAPERS for row in paper.rows}
 
 
 @pytest.mark.parametrize("key", ROWS)
