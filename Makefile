@@ -15,7 +15,7 @@ help: ## list the targets
 demo: $(INSTALLED) ## train cvt_nano on embedded pictures inside a plain timm pipeline (about two minutes)
 	$(BIN)/python examples/fashion.py
 
-test: lint timm-tests ## lint, types and tests (about three minutes on two cores)
+test: lint timm-tests ## lint, types and tests (about eight minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers
