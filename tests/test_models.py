@@ -360,7 +360,7 @@ def glued(name: str, model: nn.Module, args: dict) -> int:
         return (1 + (args.get("leff_kernel") == 0)) * len(model.blocks) + 1 + args.get("lca", True)
     if name == "pvt_small":
         return 2 * len(model.stages[-1].blocks) + 1
-    return 2 * len(model.normal_cells if name == "vitae_nano" else model.blocks) + 1
+    return 2 * len(model.blocks) + 1
 
 
 # Windows are copied out of the map, and tokens of VT for their transformer; these families say how often themselves.

@@ -69,7 +69,7 @@ def test_equals_the_released_network(name, args, size, tmp_path):
     state = {f"module.{key}": value for key, value in theirs.state_dict().items()}
     torch.save({"state_dict_ema": state, "state_dict": {}}, tmp_path / "T2T.pth.tar")
     ours = weft.convert(tmp_path / "T2T.pth.tar", model=name)
-    assert torch.equal(ours.t2t[1].transformer.attention.w, theirs.tokens_to_token.attention2.w)
+    assert torch.equal(ours.reductions[1].transformer.attention.w, theirs.tokens_to_token.attention2.w)
     assert ours.pretrained_cfg["input_size"] == (3, size, size)
     picture = torch.randn(2, 3, size, size)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_features():
     features = timm.create_model("t2t_vit_7", features_only=True, device="meta")
     assert features.feature_info.reduction() == [4, 8, 16]
     assert features.feature_info.channels() == [64, 64, 256]
-    assert features.feature_info.module_name() == ["t2t.0", "t2t.1", "blocks.6"]
+    assert features.feature_info.module_name() == ["reductions.0", "reductions.1", "blocks.6"]
 
 
 @pytest.mark.parametrize("indices", [(0,), (0, 1), (0, 2), (0, 1, 4)])
@@ -160,27 +160,27 @@ def test_features_only_keeps_no_idle_parameters(indices):
     model = timm.create_model("t2t_vit_7", features_only=True, out_indices=indices, **T2T_VIT)
     sum(feature.square().mean() for feature in model(torch.randn(2, 3, 32, 32))).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
-    assert len(model.model.t2t) == min(indices[-1] + 1, 2)
+    assert len(model.model.reductions) == min(indices[-1] + 1, 3)
     assert len(model.model.blocks) == max(indices[-1] - 1, 0)
 
 
 def test_dropouts_and_drop_paths_arrive():
     rates = dict(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4, drop_path_rate=0.2)
     model = timm.create_model("t2t_vit_7", **{**T2T_VIT, "token_drop_rate": 0.5}, **rates)
-    block, transformer = model.blocks[0], model.t2t[1].transformer
+    block, transformer = model.blocks[0], model.reductions[1].transformer
     assert (model.head_drop.p, model.pos_drop.p) == (0.1, 0.2)
     assert {block.attn.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p} == {0.3}
     assert block.attn.attn.attn_drop.p == 0.4
     assert (transformer.drop.p, transformer.mlp.drop1.p, transformer.mlp.drop2.p) == (0.5, 0.0, 0.5)
     paths = [b.drop_path.drop_prob for b in model.blocks]
     torch.testing.assert_close(torch.tensor(paths), torch.linspace(0, 0.2, 3))
-    assert timm.create_model("t2t_vit_14", device="meta").t2t[0].transformer.drop.p == 0.1
+    assert timm.create_model("t2t_vit_14", device="meta").reductions[0].transformer.drop.p == 0.1
 
 
 def test_initialisation():
     model = timm.create_model("t2t_vit_7")
     assert model.blocks[0].attn.attn.qkv.bias is None
-    for linear in (model.blocks[0].attn.attn.qkv, model.t2t[1].transformer.kqv, model.proj):
+    for linear in (model.blocks[0].attn.attn.qkv, model.reductions[1].transformer.kqv, model.reductions[2][1]):
         assert linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert not model.proj.bias.any()
+    assert not model.reductions[2][1].bias.any()
     assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.2)

@@ -63,7 +63,7 @@ def test_official_files(official, prefix, tmp_path):
     content = {"epoch": 3, "state_dict": wrong, "state_dict_ema": state, "args": argparse.Namespace(lr=5e-4)}
     torch.save(content, tmp_path / "ViTAE-T.pth.tar")
     model = weft.convert(tmp_path / "ViTAE-T.pth.tar", model="vitae_tiny")
-    assert torch.equal(model.reduction_cells[1].transformer.attention.w, official.layers[1].RC.attn.w)
+    assert torch.equal(model.reductions[1].transformer.attention.w, official.layers[1].RC.attn.w)
     picture = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(model(picture), official(picture), rtol=0, atol=2e-5)
@@ -76,7 +76,7 @@ def test_pretrained_through_timm(official, tmp_path):
     torch.save({"state_dict_ema": official.state_dict()}, tmp_path / "vitae.pth")
     overlay = dict(file=str(tmp_path / "vitae.pth"), num_classes=10)
     model = timm.create_model("vitae_tiny", pretrained=True, pretrained_cfg_overlay=overlay, in_chans=1)
-    cell, theirs = model.reduction_cells[0], official.layers[0].RC
+    cell, theirs = model.reductions[0], official.layers[0].RC
     for ours, conv in [
         *zip(cell.prm.convs, [c[0] for c in theirs.PRM.convs], strict=True),
         (cell.pcm[0].conv, theirs.PCM[0]),
@@ -101,8 +101,7 @@ def test_row_of_table_3_without_anything_is_t2t_vit():
     ours = timm.create_model("vitae_tiny", **args, **off, **VITAE_PAPER).eval()
     state = {}
     for key, value in baseline.state_dict().items():
-        key = key.replace("blocks.", "normal_cells.").replace("t2t.", "reduction_cells.").replace("attn.attn", "attn")
-        state[f"reduction_cells.2.{key}" if key.startswith("proj.") else key] = value
+        state[key.replace("attn.attn", "attn").replace("reductions.2.1.", "reductions.2.proj.")] = value
     missing, unexpected = ours.load_state_dict(state, strict=False)
     assert all(key.endswith("attn.qkv.bias") for key in missing)
     assert unexpected == []
@@ -136,16 +135,14 @@ def test_every_row_of_table_3(row):
     """Each row has the modules it names, and only them."""
     model = timm.create_model("vitae_tiny", device="meta", **row, **VITAE_PAPER)
     assert model(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 1000)
-    for cell, dilations, kernel, stride in zip(
-        model.reduction_cells, row["dilations"], (7, 3, 3), (4, 2, 2), strict=True
-    ):
+    for cell, dilations, kernel, stride in zip(model.reductions, row["dilations"], (7, 3, 3), (4, 2, 2), strict=True):
         assert isinstance(cell.prm, PRM if dilations else SoftSplit)
         if dilations:
             assert tuple(conv.dilation[0] for conv in cell.prm.convs) == dilations
             assert {(conv.kernel_size[0], conv.stride[0]) for conv in cell.prm.convs} == {(kernel, stride)}
-    has_pcm = [cell.pcm is not None for cell in model.reduction_cells]
+    has_pcm = [cell.pcm is not None for cell in model.reductions]
     assert has_pcm == [row.get("rc_pcm", True)] * 2 + [False]
-    for cell in model.normal_cells:
+    for cell in model.blocks:
         assert (cell.pcm is not None) == (row.get("nc_pcm") != "none")
         assert cell.late == (row.get("nc_pcm") == "post")
         norms = sum(isinstance(m, nn.BatchNorm2d) for m in cell.modules())
@@ -250,7 +247,7 @@ def test_a_prm_of_the_right_width_stays_as_it_is():
 
 def test_third_cell_is_full_on_demand():
     for full in (False, True):
-        cell = timm.create_model("vitae_nano", full_rc3=full, **VITAE).reduction_cells[2]
+        cell = timm.create_model("vitae_nano", full_rc3=full, **VITAE).reductions[2]
         assert isinstance(cell.transformer, TokenTransformer) == full
         assert (cell.pcm is not None) == full
         assert cell.stride == 2
@@ -261,9 +258,9 @@ def test_class_token_positions_and_final_norm():
     model = randomise(timm.create_model("vitae_nano", img_size=(64, 48), **VITAE, **VITAE_PAPER))
     picture = torch.randn(2, 3, 64, 48)
     seen = {}
-    model.reduction_cells[2].register_forward_hook(lambda m, a, output: seen.update(rc3=output))
-    model.normal_cells[0].register_forward_hook(lambda m, a, output: seen.update(map=a[0], cls=a[1]))
-    model.normal_cells[-1].register_forward_hook(lambda m, a, output: seen.update(last=output[1]))
+    model.reductions[2].register_forward_hook(lambda m, a, output: seen.update(rc3=output))
+    model.blocks[0].register_forward_hook(lambda m, a, output: seen.update(map=a[0], cls=a[1]))
+    model.blocks[-1].register_forward_hook(lambda m, a, output: seen.update(last=output[1]))
     logits = model(picture)
     table = sinusoid_table(1 + 48, 32).float()
     torch.testing.assert_close(seen["cls"], model.cls_token.expand(2, -1, -1) + table[:1])
@@ -301,7 +298,7 @@ def test_default_features(stride, reductions):
     """Two reduction cells and the last normal cell: one map per stride, as decoders want them."""
     features = timm.create_model("vitae_nano", features_only=True, stem_stride=stride, **VITAE)
     assert features.feature_info.reduction() == reductions
-    assert features.feature_info.module_name() == ["reduction_cells.0", "reduction_cells.1", "normal_cells.2"]
+    assert features.feature_info.module_name() == ["reductions.0", "reductions.1", "blocks.2"]
     for feature, reduction in zip(features(torch.randn(1, 3, 45, 64)), reductions, strict=True):
         assert feature.shape[2:] == (-(-45 // reduction), 64 // reduction)
 
@@ -312,8 +309,8 @@ def test_features_only_keeps_no_idle_parameters(indices, args):
     model = timm.create_model("vitae_nano", features_only=True, out_indices=indices, **VITAE, **args)
     sum(feature.square().mean() for feature in model(torch.randn(2, 3, 32, 32))).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
-    assert len(model.model.reduction_cells) == min(indices[-1] + 1, 3)
-    assert len(model.model.normal_cells) == max(indices[-1] - 1, 0)
+    assert len(model.model.reductions) == min(indices[-1] + 1, 3)
+    assert len(model.model.blocks) == max(indices[-1] - 1, 0)
 
 
 def test_smp_takes_it_as_an_encoder():
@@ -335,11 +332,11 @@ def test_layer_decay(name, steps):
     scales = {n: scale[id(p)] for n, p in model.named_parameters()}
     assert len(set(scales.values())) == steps + 2
     assert {s for n, s in scales.items() if n.startswith(("reduction", "cls"))} == {0.5 ** (steps + 1)}
-    assert scales["normal_cells.0.pcm.0.conv.weight"] == 0.5**steps
+    assert scales["blocks.0.pcm.0.conv.weight"] == 0.5**steps
     assert (scales["norm.weight"], scales["head.weight"]) == (0.5, 1.0)
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert decays[id(model.cls_token)] == 0.0
-    assert decays[id(model.normal_cells[0].pcm[0].conv.weight)] == 0.05
+    assert decays[id(model.blocks[0].pcm[0].conv.weight)] == 0.05
 
 
 def test_first_convs_follow_the_switches():
@@ -361,16 +358,16 @@ def test_nano_is_small_and_keeps_a_grid():
 def test_dropouts_and_drop_paths_arrive():
     rates = dict(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4, drop_path_rate=0.2)
     model = timm.create_model("vitae_nano", **{**VITAE, "rc_drop_rate": 0.5}, **rates)
-    cell, transformer = model.normal_cells[0], model.reduction_cells[1].transformer
+    cell, transformer = model.blocks[0], model.reductions[1].transformer
     assert (model.head_drop.p, model.pos_drop.p) == (0.1, 0.2)
     assert {cell.attn.proj_drop.p, cell.mlp.drop1.p, cell.mlp.drop2.p} == {0.3}
     assert cell.attn.attn_drop.p == 0.4
     assert (transformer.drop.p, transformer.mlp.drop1.p, transformer.mlp.drop2.p) == (0.5, 0.0, 0.5)
-    paths = [c.drop_path.drop_prob for c in model.normal_cells]
+    paths = [c.drop_path.drop_prob for c in model.blocks]
     torch.testing.assert_close(torch.tensor(paths), torch.linspace(0, 0.2, 3))
     released = timm.create_model("vitae_tiny", device="meta")
-    assert released.reduction_cells[0].transformer.drop.p == 0.1
-    assert released.normal_cells[-1].drop_path.drop_prob == pytest.approx(0.1)
+    assert released.reductions[0].transformer.drop.p == 0.1
+    assert released.blocks[-1].drop_path.drop_prob == pytest.approx(0.1)
 
 
 def test_every_dropout_is_used():
@@ -532,11 +529,11 @@ def test_scripted_performer_is_finite_under_autocast():
 def test_performer_matrix():
     """Orthogonal rows of length sqrt(m), different in each cell, kept in the state dict, not trained."""
     model = timm.create_model("vitae_nano")
-    first, second = (cell.transformer.attention.w for cell in model.reduction_cells[:2])
+    first, second = (cell.transformer.attention.w for cell in model.reductions[:2])
     torch.testing.assert_close(first @ first.T, 16 * torch.eye(16), rtol=0, atol=1e-4)
     assert not torch.equal(first, second)
-    assert "reduction_cells.0.transformer.attention.w" in model.state_dict()
+    assert "reductions.0.transformer.attention.w" in model.state_dict()
     assert not any(name.endswith(".w") for name, _ in model.named_parameters())
-    half = timm.create_model("vitae_nano", dtype=torch.bfloat16).reduction_cells[0].transformer.attention.w
+    half = timm.create_model("vitae_nano", dtype=torch.bfloat16).reductions[0].transformer.attention.w
     assert half.dtype == torch.bfloat16
     assert half.isfinite().all()

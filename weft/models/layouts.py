@@ -125,17 +125,17 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
 
 
 OFFICIAL_VITAE = [
-    (r"^layers\.(\d)\.RC\.", r"reduction_cells.\1."),
+    (r"^layers\.(\d)\.RC\.", r"reductions.\1."),
     (r"\.PRM\.convs\.(\d)\.0\.", r".prm.convs.\1."),
-    (r"^(reduction_cells\.\d)\.attn\.w$", r"\1.transformer.attention.w"),
-    (r"^(reduction_cells\.\d)\.attn\.(kqv|proj|norm1|norm2|mlp)\.", r"\1.transformer.\2."),
+    (r"^(reductions\.\d)\.attn\.w$", r"\1.transformer.attention.w"),
+    (r"^(reductions\.\d)\.attn\.(kqv|proj|norm1|norm2|mlp)\.", r"\1.transformer.\2."),
     (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
     (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
-    (r"^(reduction_cells\.\d)\.PCM\.0\.", r"\1.pcm.0.conv."),
-    (r"^(reduction_cells\.\d)\.PCM\.2\.", r"\1.pcm.2.conv."),
-    (r"^(reduction_cells\.\d)\.PCM\.3\.", r"\1.pcm.2.bn."),
-    (r"^(reduction_cells\.\d)\.PCM\.5\.", r"\1.pcm.4.conv."),
-    (r"^layers\.2\.NC\.", "normal_cells."),
+    (r"^(reductions\.\d)\.PCM\.0\.", r"\1.pcm.0.conv."),
+    (r"^(reductions\.\d)\.PCM\.2\.", r"\1.pcm.2.conv."),
+    (r"^(reductions\.\d)\.PCM\.3\.", r"\1.pcm.2.bn."),
+    (r"^(reductions\.\d)\.PCM\.5\.", r"\1.pcm.4.conv."),
+    (r"^layers\.2\.NC\.", "blocks."),
     (r"\.PCM\.0\.", ".pcm.0.conv."),
     (r"\.PCM\.1\.", ".pcm.0.bn."),
     (r"\.PCM\.3\.", ".pcm.2.conv."),
@@ -145,9 +145,9 @@ OFFICIAL_VITAE = [
 
 OFFICIAL_T2T_VIT = [
     (r"^blocks\.(\d+)\.attn\.", r"blocks.\1.attn.attn."),
-    (r"^tokens_to_token\.project\.", "proj."),
-    (r"^tokens_to_token\.attention1\.", "t2t.0.transformer."),
-    (r"^tokens_to_token\.attention2\.", "t2t.1.transformer."),
+    (r"^tokens_to_token\.project\.", "reductions.2.1."),
+    (r"^tokens_to_token\.attention1\.", "reductions.0.transformer."),
+    (r"^tokens_to_token\.attention2\.", "reductions.1.transformer."),
     (r"\.transformer\.w$", ".transformer.attention.w"),
     (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
     (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
@@ -161,7 +161,7 @@ def _official_t2t_vit(state_dict: StateDict) -> StateDict:
 
 
 def _t2t_vit_in_chans(state: StateDict) -> dict[str, Any]:
-    _, window = state["t2t.0.transformer.kqv.weight"].shape  # 7 x 7 pixels
+    _, window = state["reductions.0.transformer.kqv.weight"].shape  # 7 x 7 pixels
     return dict(in_chans=window // 49)
 
 
@@ -220,7 +220,7 @@ LAYOUTS = (
         "vitae",
         "layers.0.RC.attn.w",
         rename(OFFICIAL_VITAE),
-        _in_chans("reduction_cells.0.prm.convs.0"),
+        _in_chans("reductions.0.prm.convs.0"),
     ),
     Layout(
         "official T2T-ViT",

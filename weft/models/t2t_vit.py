@@ -16,25 +16,22 @@ Defaults are those of the released code, which loads its checkpoints:
 from typing import Any, Optional
 
 import torch
-from timm.layers import Attention, calculate_drop_path_rates, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.layers import Attention, calculate_drop_path_rates
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import HybridModel, build
+from weft.models.base import build
+from weft.models.flat import FlatModel
 from weft.models.hierarchy import TransformerBlock
 from weft.models.layers import (
     PositionEmbedding,
     grid_size,
-    image_to_map,
     join,
-    present,
 )
 from weft.models.performer import PerformerAttention, SoftSplit, TokenTransformer
 
 __all__ = ["T2TViT"]
-
-REDUCTION = 16
 
 
 class T2T(nn.Module):
@@ -60,7 +57,7 @@ class TokenAttention(nn.Module):
         return self.attn(join(cls, x))  # (B, 1 + H*W, C)
 
 
-class T2TViT(HybridModel):
+class T2TViT(FlatModel):
     """Two Tokens-to-Token steps to strides 4 and 8, a last soft split to 16, then a plain transformer.
 
     Args:
@@ -103,16 +100,12 @@ class T2TViT(HybridModel):
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
 
         self.in_chans = in_chans
-        self.t2t = nn.ModuleList(
-            T2T(in_chs, token_dim, kernel, stride, token_drop_rate, **dd)
-            for in_chs, kernel, stride in ((in_chans, 7, 4), (token_dim, 3, 2))
-        )
-        self.split = SoftSplit(3, 2)
-        self.proj = nn.Linear(9 * token_dim, embed_dim, **dd)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
-        self.pos_embed = PositionEmbedding(grid_size(img_size, REDUCTION), embed_dim, True, sinusoid=True, **dd)
-        self.pos_drop = nn.Dropout(pos_drop_rate)
-        self.blocks = nn.ModuleList(
+        reductions = [
+            T2T(in_chans, token_dim, 7, 4, token_drop_rate, **dd),
+            T2T(token_dim, token_dim, 3, 2, token_drop_rate, **dd),
+            nn.Sequential(SoftSplit(3, 2), nn.Linear(9 * token_dim, embed_dim, **dd)),
+        ]
+        blocks = [
             TransformerBlock(
                 embed_dim,
                 TokenAttention(embed_dim, num_heads, attn_drop_rate, proj_drop_rate, **dd),
@@ -122,58 +115,12 @@ class T2TViT(HybridModel):
                 **dd,
             )
             for drop_path in drop_paths
-        )
-        self.feature_info = [dict(num_chs=token_dim, reduction=4 * (i + 1), module=f"t2t.{i}") for i in range(2)]
-        self.feature_info += [dict(num_chs=embed_dim, reduction=REDUCTION, module=f"blocks.{i}") for i in range(depth)]
+        ]
+        cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        positions = PositionEmbedding(grid_size(img_size, 16), embed_dim, True, sinusoid=True, **dd)
+        self.make_trunk(reductions, (token_dim, token_dim, embed_dim), 4, cls_token, positions, pos_drop_rate, blocks)
         self.make_head(embed_dim, num_classes, global_pool, True, drop_rate, nn.LayerNorm(embed_dim, **dd), **dd)
-        self.reset_parameters()
         self.init_weights(needs_reset=False)
-
-    def reset_parameters(self) -> None:
-        trunc_normal_(self.cls_token, std=0.02)
-
-    def forward_trunk(
-        self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
-    ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
-        """Levels 0 and 1 are the two Tokens-to-Token steps, the others the blocks."""
-        maps: list[Tensor] = []
-        x = image_to_map(x)
-        for i, step in enumerate(self.t2t):
-            if last is None or i <= last:
-                if self.grad_checkpointing and not torch.jit.is_scripting():  # noqa: SIM108  TorchScript needs the if
-                    x = checkpoint(step, x)
-                else:
-                    x = step(x)
-                if take is not None and i in take:
-                    maps.append(x)
-        if last is not None and last < 2:
-            return x, None, maps
-
-        x = self.proj(self.split(x))  # (B, H, W, C)
-        x, positioned = self.pos_embed(x, present(self.cls_token).expand(x.shape[0], -1, -1))
-        x = self.pos_drop(x)
-        cls: Optional[Tensor] = self.pos_drop(present(positioned))
-        for i, block in enumerate(self.blocks):
-            if last is None or 2 + i <= last:
-                if self.grad_checkpointing and not torch.jit.is_scripting():
-                    x, cls = checkpoint(block, x, cls)
-                else:
-                    x, cls = block(x, cls)
-                if take is not None and 2 + i in take:
-                    maps.append(x)
-        return x, cls, maps
-
-    def prune_levels(self, last: int, keep_head: bool) -> None:
-        self.t2t = self.t2t[: last + 1]
-        self.blocks = self.blocks[: max(last - 1, 0)]
-        if not self.blocks:
-            self.proj, self.pos_embed, self.cls_token = nn.Identity(), nn.Identity(), None
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return dict(stem=r"^(?:t2t|proj|cls_token|pos_embed)", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
-
-    def no_weight_decay(self) -> set[str]:
-        return {"cls_token"}
 
 
 # Variants -------------------------------------------------------------------------------------------------------

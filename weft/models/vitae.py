@@ -30,19 +30,19 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.layers import Attention, Mlp, calculate_drop_path_rates
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.models.base import HybridModel, build
+from weft.models.base import build
+from weft.models.flat import FlatModel
 from weft.models.layers import (
     ConvNorm,
     PairDropPath,
     PositionEmbedding,
     add,
     grid_size,
-    image_to_map,
     join,
     pad_to_multiple,
     part,
@@ -194,7 +194,7 @@ class NormalCell(nn.Module):
         return x, cls
 
 
-class ViTAE(HybridModel):
+class ViTAE(FlatModel):
     """Three reduction cells to strides 4, 8 and 16, then normal cells.
 
     Args:
@@ -275,9 +275,8 @@ class ViTAE(HybridModel):
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
 
         self.in_chans = in_chans
-        self.depth = depth
         strides, widths = (stem_stride, 2, 2), (in_chans, *token_dims)
-        self.reduction_cells = nn.ModuleList(
+        reductions = [
             ReductionCell(
                 widths[i],
                 prm_dims[i],
@@ -291,14 +290,8 @@ class ViTAE(HybridModel):
                 **dd,
             )
             for i in range(3)
-        )
-        reduction = 4 * stem_stride
-        grid = grid_size(img_size, reduction)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
-        has_positions = pos_embed == "sinusoid"
-        self.pos_embed = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
-        self.pos_drop = nn.Dropout(pos_drop_rate)
-        self.normal_cells = nn.ModuleList(
+        ]
+        blocks = [
             NormalCell(
                 dim,
                 num_heads,
@@ -313,72 +306,15 @@ class ViTAE(HybridModel):
                 **dd,
             )
             for drop_path in drop_paths
-        )
-        self.feature_info = [
-            dict(num_chs=token_dims[i], reduction=stem_stride * (i + 1), module=f"reduction_cells.{i}")
-            for i in range(2)
         ]
-        self.feature_info += [dict(num_chs=dim, reduction=reduction, module=f"normal_cells.{i}") for i in range(depth)]
+        grid = grid_size(img_size, 4 * stem_stride)
+        cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
+        has_positions = pos_embed == "sinusoid"
+        positions = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
+        self.make_trunk(reductions, token_dims, stem_stride, cls_token, positions, pos_drop_rate, blocks)
         norm = nn.LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
         self.make_head(dim, num_classes, global_pool, class_token, drop_rate, norm, **dd)
-        self.reset_parameters()
         self.init_weights(needs_reset=False)
-
-    def reset_parameters(self) -> None:
-        if self.cls_token is not None:
-            trunc_normal_(self.cls_token, std=0.02)
-
-    def forward_embed(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """What the paper puts between the reduction and the normal cells: class token and positions."""
-        cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
-        if self.pos_embed is not None:
-            x, cls = self.pos_embed(x, cls)
-        if cls is not None:
-            cls = self.pos_drop(cls)
-        return self.pos_drop(x), cls
-
-    def forward_trunk(
-        self, x: Tensor, take: Optional[list[int]] = None, last: Optional[int] = None
-    ) -> tuple[Tensor, Optional[Tensor], list[Tensor]]:
-        """Levels 0 and 1 are the first reduction cells; the third belongs to the first normal cell, level 2."""
-        maps: list[Tensor] = []
-        x = image_to_map(x)
-        for i, cell in enumerate(self.reduction_cells):
-            if last is None or i <= last:
-                if self.grad_checkpointing and not torch.jit.is_scripting():  # noqa: SIM108  TorchScript needs the if
-                    x = checkpoint(cell, x)
-                else:
-                    x = cell(x)
-                if take is not None and i < 2 and i in take:
-                    maps.append(x)
-        if last is not None and last < 2:
-            return x, None, maps
-
-        x, cls = self.forward_embed(x)
-        for i, cell in enumerate(self.normal_cells):
-            if last is None or 2 + i <= last:
-                if self.grad_checkpointing and not torch.jit.is_scripting():
-                    x, cls = checkpoint(cell, x, cls)
-                else:
-                    x, cls = cell(x, cls)
-                if take is not None and 2 + i in take:
-                    maps.append(x)
-        return x, cls, maps
-
-    def prune_levels(self, last: int, keep_head: bool) -> None:
-        self.reduction_cells = self.reduction_cells[: last + 1]
-        self.normal_cells = self.normal_cells[: max(last - 1, 0)]
-        if not self.normal_cells:
-            self.cls_token, self.pos_embed = None, None
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return dict(
-            stem=r"^(?:reduction_cells|cls_token|pos_embed)",
-            blocks=[(r"^normal_cells\.(\d+)", None), (r"^norm", (99999,))],
-        )
-
-    def no_weight_decay(self) -> set[str]:
-        return {"cls_token"}
 
 
 def check_cells(**lists: Sequence[Any]) -> None:
@@ -415,7 +351,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def first_convs(dilations: Sequence[Sequence[int]] = DILATIONS, rc_pcm: bool = True) -> tuple[str, ...]:
     """The convolutions that read the picture, which timm adapts to other channels: all of the PRM, one of the PCM."""
     check_cells(dilations=dilations)
-    cell = "reduction_cells.0"
+    cell = "reductions.0"
     names = [f"{cell}.prm.convs.{i}" for i, _ in enumerate(dilations[0])]
     return (*names, f"{cell}.pcm.0.conv") if rc_pcm else tuple(names)
 
