@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive
 from weft.models._timm import GELU, ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
-from weft.models.layers import MaxPool, PointwiseConv, to_nchw, to_nhwc
+from weft.models.layers import ConvEmbed, MaxPool, PointwiseConv, to_nchw, to_nhwc
 
 CE_UNITS = ("fused", "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet")
 CE_LAYERS = (1, 3, 5, 7)
@@ -180,6 +180,15 @@ def conv_embedding(
         module, chs = conv_unit(unit, chs, in_chs, 2 if i == 0 else 1, expand[i % len(expand)], **dd)
         units.append(module)
     return ConvolutionalEmbedding(units, PointwiseConv(chs, dim, **dd), dim, **dd)
+
+
+def token_embedding(
+    kind: str, stage: int, in_chs: int, dim: int, stem_stride: int = 4, **dd: Any
+) -> ConvolutionalEmbedding | ConvEmbed:
+    """What takes `stage` of a network from the map before it: a "ce", or one of the kinds of ConvEmbed."""
+    if kind == "ce":
+        return conv_embedding(stage, in_chs, dim, stem_stride, **dd)
+    return ConvEmbed(kind, in_chs, dim, stem_stride if stage == 0 else 2, stem=stage == 0, **dd)
 
 
 def _stem(in_chs: int, dim: int, stride: int, unit: str, layers: int, **dd: Any) -> ConvolutionalEmbedding:

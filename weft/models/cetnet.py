@@ -34,10 +34,9 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
-from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv
+from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
 from weft.models.layers import (
-    ConvEmbed,
     ConvNorm,
     PointwiseConv,
     grid_size,
@@ -229,9 +228,8 @@ class CETNet(HierarchicalModel):
             return LEWinBlock(dim, attn, le, int(dim * mlp_ratio), proj_drop_rate, drop_path, **dd)
 
         def embedding(stage: int, in_chs: int, dim: int) -> nn.Module:
-            stride = stem_stride if stage == 0 else 2
             if slots[2 * stage] == "T":
-                reduce = HalvingPool() if stage else ConvEmbed("patch", in_chs, dim, stride, stem=True, **dd)
+                reduce = HalvingPool() if stage else token_embedding("patch", stage, in_chs, dim, stem_stride, **dd)
                 source = max(stage - 1, 0)  # the stage whose width the blocks have
                 blocks = [lewin(source, i % 2 == 1, 0.0) for i in range(EMBED_BLOCKS)]
                 return TransformerEmbed(reduce, blocks, dims[source], dim, **dd)
@@ -239,7 +237,7 @@ class CETNet(HierarchicalModel):
                 return conv_embedding(stage, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
             if embed == "patch" and stage:
                 return PatchMerging(in_chs, dim, **dd)
-            return ConvEmbed(embed, in_chs, dim, stride, stem=stage == 0, **dd)
+            return token_embedding(embed, stage, in_chs, dim, stem_stride, **dd)
 
         reduction = stem_stride
         for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
-from weft.models.ce import conv_embedding
+from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
-from weft.models.layers import ConvEmbed, grid_size, sizes_are_fixed, to_nchw, to_nhwc
+from weft.models.layers import grid_size, sizes_are_fixed, to_nchw, to_nhwc
 
 __all__ = ["CSWin"]
 
@@ -196,11 +196,8 @@ class CSWin(HierarchicalModel):
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
         check_stages(4, mlp_ratios=mlp_ratios, split_sizes=split_sizes)
-        for dim, heads, depth, ratio, split_size in zip(
-            embed_dims, num_heads, depths, mlp_ratios, split_sizes, strict=True
-        ):
+        for dim, heads, ratio, split_size in zip(embed_dims, num_heads, mlp_ratios, split_sizes, strict=True):
             check_widths(dim, heads)
-            check_positive(depths=depth)
             check_ratio(mlp_ratios=ratio)
             check_split(split_size, heads)
         check_positive(in_chans=in_chans)
@@ -225,17 +222,10 @@ class CSWin(HierarchicalModel):
                 )
                 for drop_path in drop_paths[i]
             ]
-            self.add_stage(MapStage(_embedding(embed, i, widths[i], dim, **dd), blocks), dim, reduction)
+            self.add_stage(MapStage(token_embedding(embed, i, widths[i], dim, **dd), blocks), dim, reduction)
         norm = nn.LayerNorm(embed_dims[-1], **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
-
-
-def _embedding(embed: str, stage: int, in_chs: int, dim: int, **dd: Any) -> nn.Module:
-    """What takes a stage from the map before it: 7x7 at stride 4 from the picture, then 3x3 at stride 2, or a CE."""
-    if embed == "ce":
-        return conv_embedding(stage, in_chs, dim, **dd)
-    return ConvEmbed("conv", in_chs, dim, 4 if stage == 0 else 2, stem=stage == 0, **dd)
 
 
 def check_split(split_size: object, num_heads: int) -> None:

@@ -29,10 +29,9 @@ from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.models.base import build, with_first_conv
-from weft.models.ce import conv_embedding
+from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
 from weft.models.layers import (
-    ConvEmbed,
     ConvNorm,
     PositionEmbedding,
     grid_size,
@@ -235,13 +234,8 @@ class CvT(HierarchicalModel):
                 )
                 for j in range(depths[i])
             ]
-            token_embed: nn.Module = (
-                conv_embedding(i, widths[i], dim, stem_stride, **dd)
-                if embed == "ce"
-                else ConvEmbed(embed, widths[i], dim, stride, stem=i == 0, **dd)
-            )
             stage = Stage(
-                token_embed,
+                token_embedding(embed, i, widths[i], dim, stem_stride, **dd),
                 nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
                 PositionEmbedding(grid, dim, has_class_token, **dd) if POSITIONS[pos_embed][i] else None,
                 blocks,

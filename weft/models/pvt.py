@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import build, with_first_conv
-from weft.models.ce import conv_embedding
+from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages
 from weft.models.layers import ConvEmbed, PositionEmbedding, grid_size, join
 
@@ -100,11 +100,9 @@ class PVT(HierarchicalModel):
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
         check_stages(4, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios)
-        for dim, heads, depth, ratio, reduction in zip(
-            embed_dims, num_heads, depths, mlp_ratios, sr_ratios, strict=True
-        ):
+        for dim, heads, ratio, reduction in zip(embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True):
             check_widths(dim, heads)
-            check_positive(depths=depth, sr_ratios=reduction)
+            check_positive(sr_ratios=reduction)
             check_ratio(mlp_ratios=ratio)
         check_positive(in_chans=in_chans)
         check_choice("embed", embed, EMBEDDINGS)
@@ -130,7 +128,7 @@ class PVT(HierarchicalModel):
                 for drop_path in drop_paths[i]
             ]
             stage = TokenStage(
-                _embedding(embed, i, widths[i], dim, **dd),
+                token_embedding(embed, i, widths[i], dim, **dd),
                 nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
                 PositionEmbedding(grid_size(img_size, reduction), dim, has_class_token, **dd),
                 blocks,
@@ -143,13 +141,6 @@ class PVT(HierarchicalModel):
 
     def no_weight_decay(self) -> set[str]:
         return {"*.cls_token"}
-
-
-def _embedding(embed: str, stage: int, in_chs: int, dim: int, **dd: Any) -> nn.Module:
-    """What takes a stage from the map before it: patches of 4 x 4 pixels, then of 2 x 2 tokens, or a CE."""
-    if embed == "ce":
-        return conv_embedding(stage, in_chs, dim, **dd)
-    return ConvEmbed("patch", in_chs, dim, 4 if stage == 0 else 2, stem=stage == 0, **dd)
 
 
 # Variants -------------------------------------------------------------------------------------------------------
