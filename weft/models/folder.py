@@ -2,8 +2,7 @@
 
 import copy
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, check_writable
+from weft.files import write_atomic
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 
@@ -29,8 +29,8 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Se
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {key: value.contiguous() for key, value in model.state_dict().items()}
-    _write(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path))
-    _write(folder / "config.json", lambda path: _save_config(hybrid, path, label_names))
+    write_atomic(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path))
+    write_atomic(folder / "config.json", lambda path: _save_config(hybrid, path, label_names))
     return folder
 
 
@@ -63,22 +63,3 @@ def _save_config(model: HybridModel, path: Path, label_names: Sequence[str] | No
         cfg["first_conv"] = None  # else timm adapts the weights from 3 channels, which they do not have
     labels = {"label_names": list(label_names)} if label_names else {}
     save_config_for_hf(shell, path, labels, _arguments(model))  # type: ignore[arg-type]  it wants a Path
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """`write(temporary)` in the same folder, then rename to `path`, file and folder forced to disk."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
-        temporary = Path(temporary_folder) / path.name
-        write(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,225 @@
+"""Every setting of a training run: typed, checked, read from YAML and the command line, written back as YAML.
+
+A run's settings are laid over each other: the defaults here, a recipe, a configuration file, options. What is still
+open then (`auto`) is chosen from data and device by `weft.engine.choose`, and the result is written to config.yaml.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from weft.errors import WeftError, did_you_mean
+
+
+def key(default: Any, help: str) -> Any:
+    """A setting with its default and one line of explanation, which `weft keys` prints."""
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+Balance = Literal["none", "sampler", "loss", "logit-adjust"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest", "random"]
+Optimizer = Literal["adamw", "sgd", "rmsprop"]
+Schedule = Literal["cosine", "step", "exponential", "constant"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = key("", "folder, CSV or TSV file, shards (*.tar), NAME:ROOT of a torchvision set, or demo:fashion")
+    val: str = key("", "a second source, for validation, where the first does not hold it")
+    val_fraction: float = key(0.2, "part of the training pictures held out where the source has no validation split")
+    folds: int = key(0, "k of a k-fold split; 0: a single split")
+    fold: int = key(0, "which fold is held out, from 0")
+    group: str = key("", "pictures of one group stay on one side: a CSV column, or a regular expression on file names")
+    fraction: float = key(1.0, "train on a stratified part of the training pictures")
+    channels: int = key(0, "channels of the model's input; 0: as the pictures have")
+    balance: Balance = key("none", "against class imbalance: draw rare classes more often, weigh, or shift the logits")
+    workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none")
+    max_pixels: int = key(178_956_970, "larger pictures are refused before they are decoded")
+    leaks: Literal["error", "warn", "ignore"] = key("error", "when a training picture is also a validation picture")
+    bad_files: float = key(0.01, "stop when more than this part of the files cannot be read")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = key("auto", "a model of `weft models`, or any of timm's")
+    args: dict[str, Any] = key({}, "arguments of the model, such as {ce_unit: dense}; --model.args.KEY VALUE")
+    init: str = key("", "weights to start from: a run or model folder, a checkpoint file, or `pretrained`")
+    drop_path: float | None = key(None, "stochastic depth; none: the model's default")
+    drop: float = key(0.0, "dropout before the classifier")
+    freeze: str = key("", "what stays as it is: `backbone`, `norm`, or the beginning of parameter names, with commas")
+    frozen_mode: bool = key(False, "train in eval mode: BatchNorm and drop path frozen (CeiT's fine-tuning at 384)")
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    img_size: int = key(0, "side of the training pictures in pixels; 0: chosen from data and model")
+    crop: Literal["random-resized", "random", "resize"] = key("random-resized", "how a picture is cut to size")
+    pad: int = key(0, "pixels of margin before a `random` crop")
+    scale: list[float] = key([0.08, 1.0], "area of the random resized crop, smallest and largest part")
+    ratio: list[float] = key([0.75, 1.3333333333333333], "aspect ratio of the random resized crop")
+    flip: float = key(0.5, "probability of a horizontal flip")
+    vflip: float = key(0.0, "probability of a vertical flip")
+    policy: str = key("", "timm's string, such as rand-m9-mstd0.5-inc1, original (AutoAugment), trivial; empty: none")
+    color_jitter: float = key(0.0, "brightness, contrast, saturation; ignored where a policy is given")
+    erase: float = key(0.0, "probability of random erasing, with noise")
+    mixup: float = key(0.0, "alpha of mixup; 0: off")
+    cutmix: float = key(0.0, "alpha of cutmix; 0: off")
+    mix_prob: float = key(1.0, "part of the batches that are mixed")
+    switch_prob: float = key(0.5, "part of the mixed batches that get cutmix where both are on")
+    repeats: int = key(1, "repeated augmentation: draws of one picture in an epoch of unchanged length")
+    interpolation: Interpolation = key("bicubic", "of training pictures; evaluation uses bicubic where this is random")
+    eval_crop: float = key(0.0, "part of the resized picture that evaluation keeps; 0: the model's own")
+    eval_resize: Literal["", "center", "squash"] = key("", "evaluation: short side then centre, or straight to size")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    name: Optimizer = key("adamw", "AdamW, SGD with Nesterov off, or RMSProp")
+    lr: float = key(1e-3, "peak learning rate for a batch of lr_batch pictures")
+    lr_batch: int = key(0, "the learning rate grows linearly with batch / lr_batch; 0: it does not")
+    weight_decay: float = key(0.05, "not on biases, norms and what the model exempts")
+    momentum: float = key(0.9, "of SGD and RMSProp")
+    betas: list[float] = key([0.9, 0.999], "of AdamW")
+    eps: float = key(1e-8, "of AdamW and RMSProp")
+    alpha: float = key(0.9, "decay of RMSProp's squared average")
+    layer_decay: float = key(1.0, "learning rate factor from each layer to the one before; 1: off")
+    clip: float = key(0.0, "largest norm of the gradient; 0: no clipping")
+    schedule: Schedule = key("cosine", "how the learning rate falls")
+    warmup_epochs: float = key(0.0, "epochs of linear warm-up")
+    warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up, scaled as lr is")
+    min_lr: float = key(1e-5, "learning rate at the end of the cosine, scaled as lr is")
+    cooldown_epochs: float = key(0.0, "epochs at min_lr after the cosine, on top of run.epochs")
+    step_epochs: float = key(30.0, "epochs between two steps of the step schedule")
+    gamma: float = key(0.1, "factor of each step, or of each epoch of the exponential schedule")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    kind: Literal["auto", "ce", "bce"] = key("auto", "cross-entropy, or binary (multi-label data always take bce)")
+    smoothing: float = key(0.0, "label smoothing")
+    teacher: str = key("", "distillation: a run folder, or a timm model with pretrained weights")
+    distill: Literal["soft", "hard"] = key("soft", "learn the teacher's probabilities, or its decision")
+    temperature: float = key(1.0, "softens both sides of soft distillation")
+    distill_weight: float = key(0.5, "weight of distillation; the labels get the rest")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    epochs: int = key(100, "passes over the training pictures")
+    minutes: float = key(0.0, "time budget: as many epochs as fit, schedule included; 0: none")
+    batch: int = key(0, "pictures per optimiser step over all processes; 0: chosen from the data")
+    micro_batch: int = key(0, "pictures at once on one device; 0: as memory allows. The batch stays what it is")
+    seed: int = key(0, "of everything random")
+    ema: float = key(0.0, "decay of the weight average, such as 0.9998; 0: off")
+    ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
+    compile: bool = key(False, "torch.compile the training step's model")
+    channels_last: bool = key(False, "memory format of the input and of convolution weights")
+    device: str = key("auto", "auto, cpu, cuda or cuda:N")
+    sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")
+    fsdp: bool = key(False, "shard parameters and optimiser over the processes, for models that do not fit")
+    patience: int = key(0, "stop after so many epochs without a better validation; 0: never")
+    save_minutes: float = key(5.0, "also save within an epoch, so often")
+    deterministic: bool = key(False, "only deterministic algorithms on GPUs, slower; the CPU always is")
+
+
+@dataclass(frozen=True)
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def override(config: Config, values: Mapping[str, Any]) -> Config:
+    """`config` with "section.key" set to other values; text, as the command line gives it, becomes the key's type."""
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in _sections()}
+    for dotted, value in values.items():
+        section, name, *rest = [*dotted.split("."), ""] if "." not in dotted else dotted.split(".")
+        if (section, name) == ("model", "args") and len(rest) == 1:
+            sections[section][name][rest[0]] = _plain(value)
+            continue
+        if rest or name not in sections.get(section, ()):
+            raise WeftError(f"Unknown setting {dotted!r}." + did_you_mean(dotted, list(known_keys())))
+        sections[section][name] = _typed(dotted, value, _sections()[section][name])
+    return Config(**{name: kind(**sections[name]) for name, kind in get_type_hints(Config).items()})
+
+
+def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """The "section.key" values of a YAML file with one mapping for each section."""
+    import yaml
+
+    path = Path(file)
+    if not path.is_file():
+        raise WeftError(f"{path} does not exist; give a YAML file such as a run's config.yaml.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        raise WeftError(f"{path} is no YAML file{f' (line {where.line + 1})' if where else ''}.") from None
+    if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
+        raise WeftError(f"{path} must hold sections of keys, such as `optim:` and below it `lr: 0.001`.")
+    return {f"{section}.{name}": value for section, keys in content.items() for name, value in keys.items()}
+
+
+def to_yaml(config: Config) -> str:
+    import yaml
+
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def known_keys() -> Iterator[str]:
+    for section, keys in _sections().items():
+        yield from (f"{section}.{name}" for name in keys)
+
+
+@cache
+def _sections() -> dict[str, dict[str, Any]]:
+    """Section name to key to type."""
+    return {name: get_type_hints(kind) for name, kind in get_type_hints(Config).items()}
+
+
+def _typed(dotted: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind`; "3e-4" is a number, "none" is None where None is allowed."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            choices = [choice or "(empty)" for choice in get_args(kind)]
+            raise WeftError(f"{dotted}={value!r} does not exist; choose from {', '.join(choices)}.")
+        return value
+    if get_origin(kind) in (Union, UnionType):
+        return None if _plain(value) is None else _typed(dotted, value, get_args(kind)[0])
+    plain = _plain(value) if kind is not str else value
+    if kind is float and type(plain) is int:
+        plain = float(plain)
+    if get_origin(kind) is list and isinstance(plain, list):
+        return [_typed(dotted, item, get_args(kind)[0]) for item in plain]
+    if type(plain) is not (get_origin(kind) or kind) or (kind is float and not math.isfinite(plain)):
+        name = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(kind, "a list")
+        raise WeftError(f"{dotted}={value!r} is not {name}.")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """What YAML would read in `value`, and numbers such as 1e-3, which YAML 1.1 takes for text."""
+    if not isinstance(value, str):
+        return value
+    import yaml
+
+    try:
+        return float(value) if not value.lstrip("+-").isdigit() else int(value)
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(value) if value.lower() != "none" else None
+    except yaml.YAMLError:
+        return value
