@@ -6,6 +6,7 @@ open then (`auto`) is chosen from data and device by `weft.engine.choose`, and t
 
 import dataclasses
 import math
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from weft.errors import WeftError, did_you_mean
 
 
-def key(default: Any, help: str) -> Any:
-    """A setting with its default and one line of explanation, which `weft keys` prints."""
+def key(default: Any, help: str, **limits: float) -> Any:
+    """A setting with its default, one line of explanation, which `weft keys` prints, and limits.
+
+    Limits are `least` and `most`, or `above` and `below`, which exclude the number itself.
+    """
+    metadata = {"help": help, "limits": limits}
     if isinstance(default, dict | list):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 Balance = Literal["none", "sampler", "loss", "logit-adjust"]
@@ -34,17 +39,19 @@ Schedule = Literal["cosine", "step", "exponential", "constant"]
 class DataConfig:
     source: str = key("", "folder, CSV or TSV file, shards (*.tar), NAME:ROOT of a torchvision set, or demo:fashion")
     val: str = key("", "a second source, for validation, where the first does not hold it")
-    val_fraction: float = key(0.2, "part of the training pictures held out where the source has no validation split")
-    folds: int = key(0, "k of a k-fold split; 0: a single split")
-    fold: int = key(0, "which fold is held out, from 0")
+    val_fraction: float = key(
+        0.2, "part of the training pictures held out where the source has no validation split", above=0, below=1
+    )
+    folds: int = key(0, "k of a k-fold split; 0: a single split", least=0)
+    fold: int = key(0, "which fold is held out, from 0", least=0)
     group: str = key("", "pictures of one group stay on one side: a CSV column, or a regular expression on file names")
-    fraction: float = key(1.0, "train on a stratified part of the training pictures")
-    channels: int = key(0, "channels of the model's input; 0: as the pictures have")
+    fraction: float = key(1.0, "train on a stratified part of the training pictures", above=0, most=1)
+    channels: int = key(0, "channels of the model's input; 0: as the pictures have", least=0)
     balance: Balance = key("none", "against class imbalance: draw rare classes more often, weigh, or shift the logits")
-    workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none")
-    max_pixels: int = key(178_956_970, "larger pictures are refused before they are decoded")
+    workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none", least=-1)
+    max_pixels: int = key(178_956_970, "larger pictures are refused before they are decoded", least=1)
     leaks: Literal["error", "warn", "ignore"] = key("error", "when a training picture is also a validation picture")
-    bad_files: float = key(0.01, "stop when more than this part of the files cannot be read")
+    bad_files: float = key(0.01, "stop when more than this part of the files cannot be read", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -52,73 +59,77 @@ class ModelConfig:
     name: str = key("auto", "a model of `weft models`, or any of timm's")
     args: dict[str, Any] = key({}, "arguments of the model, such as {ce_unit: dense}; --model.args.KEY VALUE")
     init: str = key("", "weights to start from: a run or model folder, a checkpoint file, or `pretrained`")
-    drop_path: float | None = key(None, "stochastic depth; none: the model's default")
-    drop: float = key(0.0, "dropout before the classifier")
+    drop_path: float | None = key(None, "stochastic depth; none: the model's default", least=0, below=1)
+    drop: float = key(0.0, "dropout before the classifier", least=0, below=1)
     freeze: str = key("", "what stays as it is: `backbone`, `norm`, or the beginning of parameter names, with commas")
     frozen_mode: bool = key(False, "train in eval mode: BatchNorm and drop path frozen (CeiT's fine-tuning at 384)")
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    img_size: int = key(0, "side of the training pictures in pixels; 0: chosen from data and model")
+    img_size: int = key(0, "side of the training pictures in pixels; 0: chosen from data and model", least=0)
     crop: Literal["random-resized", "random", "resize"] = key("random-resized", "how a picture is cut to size")
-    pad: int = key(0, "pixels of margin before a `random` crop")
+    pad: int = key(0, "pixels of margin before a `random` crop", least=0)
     scale: list[float] = key([0.08, 1.0], "area of the random resized crop, smallest and largest part")
     ratio: list[float] = key([0.75, 1.3333333333333333], "aspect ratio of the random resized crop")
-    flip: float = key(0.5, "probability of a horizontal flip")
-    vflip: float = key(0.0, "probability of a vertical flip")
+    flip: float = key(0.5, "probability of a horizontal flip", least=0, most=1)
+    vflip: float = key(0.0, "probability of a vertical flip", least=0, most=1)
     policy: str = key("", "timm's string, such as rand-m9-mstd0.5-inc1, original (AutoAugment), trivial; empty: none")
-    color_jitter: float = key(0.0, "brightness, contrast, saturation; ignored where a policy is given")
-    erase: float = key(0.0, "probability of random erasing, with noise")
-    mixup: float = key(0.0, "alpha of mixup; 0: off")
-    cutmix: float = key(0.0, "alpha of cutmix; 0: off")
-    mix_prob: float = key(1.0, "part of the batches that are mixed")
-    switch_prob: float = key(0.5, "part of the mixed batches that get cutmix where both are on")
-    repeats: int = key(1, "repeated augmentation: draws of one picture in an epoch of unchanged length")
+    color_jitter: float = key(0.0, "brightness, contrast, saturation; ignored where a policy is given", least=0)
+    erase: float = key(0.0, "probability of random erasing, with noise", least=0, most=1)
+    mixup: float = key(0.0, "alpha of mixup; 0: off", least=0)
+    cutmix: float = key(0.0, "alpha of cutmix; 0: off", least=0)
+    mix_prob: float = key(1.0, "part of the batches that are mixed", least=0, most=1)
+    switch_prob: float = key(0.5, "part of the mixed batches that get cutmix where both are on", least=0, most=1)
+    repeats: int = key(1, "repeated augmentation: draws of one picture in an epoch of unchanged length", least=1)
     interpolation: Interpolation = key("bicubic", "of training pictures; evaluation uses bicubic where this is random")
-    eval_crop: float = key(0.0, "part of the resized picture that evaluation keeps; 0: the model's own")
+    eval_crop: float = key(
+        0.0, "part of the resized picture that evaluation keeps; 0: the model's own", least=0, most=1
+    )
     eval_resize: Literal["", "center", "squash"] = key("", "evaluation: short side then centre, or straight to size")
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     name: Optimizer = key("adamw", "AdamW, SGD with Nesterov off, or RMSProp")
-    lr: float = key(1e-3, "peak learning rate for a batch of lr_batch pictures")
-    lr_batch: int = key(0, "the learning rate grows linearly with batch / lr_batch; 0: it does not")
-    weight_decay: float = key(0.05, "not on biases, norms and what the model exempts")
-    momentum: float = key(0.9, "of SGD and RMSProp")
+    lr: float = key(1e-3, "peak learning rate for a batch of lr_batch pictures", above=0)
+    lr_batch: int = key(0, "the learning rate grows linearly with batch / lr_batch; 0: it does not", least=0)
+    weight_decay: float = key(0.05, "not on biases, norms and what the model exempts", least=0)
+    momentum: float = key(0.9, "of SGD and RMSProp", least=0, below=1)
     betas: list[float] = key([0.9, 0.999], "of AdamW")
-    eps: float = key(1e-8, "of AdamW and RMSProp")
-    alpha: float = key(0.9, "decay of RMSProp's squared average")
-    layer_decay: float = key(1.0, "learning rate factor from each layer to the one before; 1: off")
-    clip: float = key(0.0, "largest norm of the gradient; 0: no clipping")
+    eps: float = key(1e-8, "of AdamW and RMSProp", above=0)
+    alpha: float = key(0.9, "decay of RMSProp's squared average", least=0, below=1)
+    layer_decay: float = key(1.0, "learning rate factor from each layer to the one before; 1: off", above=0, most=1)
+    clip: float = key(0.0, "largest norm of the gradient; 0: no clipping", least=0)
     schedule: Schedule = key("cosine", "how the learning rate falls")
-    warmup_epochs: float = key(0.0, "epochs of linear warm-up")
-    warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up, scaled as lr is")
-    min_lr: float = key(1e-5, "learning rate at the end of the cosine, scaled as lr is")
-    cooldown_epochs: float = key(0.0, "epochs at min_lr after the cosine, on top of run.epochs")
-    step_epochs: float = key(30.0, "epochs between two steps of the step schedule")
-    gamma: float = key(0.1, "factor of each step, or of each epoch of the exponential schedule")
+    warmup_epochs: float = key(0.0, "epochs of linear warm-up", least=0)
+    warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up, scaled as lr is", least=0)
+    min_lr: float = key(1e-5, "learning rate at the end of the cosine, scaled as lr is", least=0)
+    cooldown_epochs: float = key(0.0, "epochs at min_lr after the cosine, on top of run.epochs", least=0)
+    step_epochs: float = key(30.0, "epochs between two steps of the step schedule", above=0)
+    gamma: float = key(0.1, "factor of each step, or of each epoch of the exponential schedule", above=0, most=1)
 
 
 @dataclass(frozen=True)
 class LossConfig:
     kind: Literal["auto", "ce", "bce"] = key("auto", "cross-entropy, or binary (multi-label data always take bce)")
-    smoothing: float = key(0.0, "label smoothing")
+    smoothing: float = key(0.0, "label smoothing", least=0, below=1)
     teacher: str = key("", "distillation: a run folder, or a timm model with pretrained weights")
     distill: Literal["soft", "hard"] = key("soft", "learn the teacher's probabilities, or its decision")
-    temperature: float = key(1.0, "softens both sides of soft distillation")
-    distill_weight: float = key(0.5, "weight of distillation; the labels get the rest")
+    temperature: float = key(1.0, "softens both sides of soft distillation", above=0)
+    distill_weight: float = key(0.5, "weight of distillation; the labels get the rest", least=0, most=1)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    epochs: int = key(100, "passes over the training pictures")
-    minutes: float = key(0.0, "time budget: as many epochs as fit, schedule included; 0: none")
-    batch: int = key(0, "pictures per optimiser step over all processes; 0: chosen from the data")
-    micro_batch: int = key(0, "pictures at once on one device; 0: as memory allows. The batch stays what it is")
-    seed: int = key(0, "of everything random")
-    ema: float = key(0.0, "decay of the weight average, such as 0.9998; 0: off")
+    epochs: int = key(100, "passes over the training pictures", least=1)
+    minutes: float = key(0.0, "time budget: as many epochs as fit, schedule included; 0: none", least=0)
+    batch: int = key(0, "pictures per optimiser step over all processes; 0: chosen from the data", least=0)
+    micro_batch: int = key(
+        0, "pictures at once on one device; 0: as memory allows. The batch stays what it is", least=0
+    )
+    seed: int = key(0, "of everything random", least=0)
+    ema: float = key(0.0, "decay of the weight average, such as 0.9998; 0: off", least=0, below=1)
     ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
     compile: bool = key(False, "torch.compile the training step's model")
@@ -126,8 +137,9 @@ class RunConfig:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")
     fsdp: bool = key(False, "shard parameters and optimiser over the processes, for models that do not fit")
-    patience: int = key(0, "stop after so many epochs without a better validation; 0: never")
-    save_minutes: float = key(5.0, "also save within an epoch, so often")
+    patience: int = key(0, "stop after so many epochs without a better validation; 0: never", least=0)
+    save_minutes: float = key(5.0, "also save within an epoch, so often", least=0)
+    tensorboard: bool = key(False, "also write curves for TensorBoard (pip install tensorboard)")
     deterministic: bool = key(False, "only deterministic algorithms on GPUs, slower; the CPU always is")
 
 
@@ -152,6 +164,7 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
         if rest or name not in sections.get(section, ()):
             raise WeftError(f"Unknown setting {dotted!r}." + did_you_mean(dotted, list(known_keys())))
         sections[section][name] = _typed(dotted, value, _sections()[section][name])
+        _check_limits(dotted, sections[section][name])
     return Config(**{name: kind(**sections[name]) for name, kind in get_type_hints(Config).items()})
 
 
@@ -187,6 +200,18 @@ def known_keys() -> Iterator[str]:
 def _sections() -> dict[str, dict[str, Any]]:
     """Section name to key to type."""
     return {name: get_type_hints(kind) for name, kind in get_type_hints(Config).items()}
+
+
+def _check_limits(dotted: str, value: Any) -> None:
+    section, name = dotted.split(".")
+    limits = get_type_hints(Config)[section].__dataclass_fields__[name].metadata["limits"]
+    tests = {"least": operator.ge, "most": operator.le, "above": operator.gt, "below": operator.lt}
+    if value is not None and not all(tests[word](value, limit) for word, limit in limits.items()):
+        words = " and ".join(
+            f"{word.replace('least', 'at least').replace('most', 'at most')} {limit:g}"
+            for word, limit in limits.items()
+        )
+        raise WeftError(f"{dotted}={value!r} must be {words}.")
 
 
 def _typed(dotted: str, value: Any, kind: Any) -> Any:

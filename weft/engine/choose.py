@@ -1,0 +1,117 @@
+"""What a run does where nobody said: every `auto` and 0 of the configuration, from the data and the machine.
+
+Each choice comes with its reason, which is shown; nothing that was set is changed.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+
+import timm
+import torch
+
+from weft.config import Config
+from weft.data.check import DataReport
+from weft.data.transforms import Preprocessing
+from weft.engine.build import takes
+from weft.errors import WeftError
+
+SMALL = 64  # pictures up to this side are taken as they are
+FEW = 20_000  # training pictures up to which the small-data recipe is chosen
+NANO_SIZE = 96  # of large pictures for the nano models
+
+
+def choose_recipe(config: Config, pictures: int) -> str:
+    if config.model.init:
+        return "finetune"
+    return "small-data" if pictures <= FEW else "large-data"
+
+
+def fill(
+    config: Config, given: Collection[str], report: DataReport, pictures: int, device: torch.device
+) -> tuple[Config, list[str]]:
+    """The configuration with nothing left open, and a line for each choice. `pictures`: how many train."""
+    side = min(report.width, report.height)
+    why: list[str] = []
+    model, augment, run, data = config.model, config.augment, config.run, config.data
+    if model.name == "auto":
+        small = side <= SMALL or device.type == "cpu"
+        model = replace(model, name="cvt_nano" if small else "cvt_13")
+        why.append(
+            f"model {model.name}: " + (f"pictures of {side} pixels" if side <= SMALL else f"for the {device.type}")
+        )
+    if not augment.img_size:
+        augment = replace(augment, img_size=_size(model.name, side))
+        why.append(f"img_size {augment.img_size}: the pictures are {report.width}x{report.height} in the median")
+    if _needs_small_stride(model.name, augment.img_size) and "stem_stride" not in model.args:
+        model = replace(model, args={**model.args, "stem_stride": 1})
+        why.append("stem_stride 1: so that small pictures keep a grid of positions")
+    if augment.img_size <= SMALL and side <= SMALL and "augment.crop" not in given:
+        augment = replace(augment, crop="random", pad=augment.img_size // 8)
+        why.append(f"crop random with a margin of {augment.pad}: the pictures are small")
+    if not data.channels:
+        data = replace(data, channels=report.channels)
+    if not run.batch:
+        run = replace(run, batch=_batch(pictures))
+        why.append(f"batch {run.batch}: for {pictures:,} training pictures")
+    if data.workers < 0:
+        data = replace(data, workers=_workers(device))
+    return replace(config, model=model, augment=augment, run=run, data=data), why
+
+
+def _size(name: str, side: int) -> int:
+    own = timm.get_pretrained_cfg(name.split(".")[0]).input_size[-1]
+    if "nano" in name:
+        own = min(own, NANO_SIZE)
+    if side >= 0.7 * own:
+        return own if side > SMALL else side
+    return side if side <= SMALL else max(32, side // 32 * 32)
+
+
+def _needs_small_stride(name: str, size: int) -> bool:
+    """32-pixel pictures leave the larger models 2 x 2 positions, unless their stem keeps the resolution."""
+    return size <= SMALL * 3 // 4 and "nano" not in name and takes(name, "stem_stride")
+
+
+def _batch(pictures: int) -> int:
+    """A power of two with at least 50 steps in an epoch, from 8 to 256."""
+    batch = 8
+    while batch < 256 and pictures // (2 * batch) >= 50:
+        batch *= 2
+    return batch
+
+
+def _workers(device: torch.device) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    mine = max(1, cores // processes)
+    return min(16, mine) if device.type == "cuda" else min(2, mine // 2)
+
+
+# Checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_settings(config: Config) -> None:
+    """Raises for values and combinations that cannot work, before any work starts."""
+    data, augment, loss, run = config.data, config.augment, config.loss, config.run
+    wrong = {
+        f"data.fold={data.fold} is none of {data.folds} folds; they count from 0": data.fold >= max(1, data.folds),
+        "data.folds=1 leaves nothing to train on; choose 2 or more": data.folds == 1,
+        f"augment.scale={augment.scale} must be two parts of the area": not _is_range(augment.scale, 1),
+        f"augment.ratio={augment.ratio} must be two aspect ratios": not _is_range(augment.ratio, 100),
+        "model.drop_path is no use in model.frozen_mode": bool(config.model.frozen_mode and config.model.drop_path),
+        "loss.teacher and loss.kind=bce cannot be combined": bool(loss.teacher and loss.kind == "bce"),
+        "run.fsdp and run.ema cannot be combined; set --run.ema 0": bool(run.fsdp and run.ema),
+        "run.fsdp and run.precision=fp16 cannot be combined; choose bf16": run.fsdp and run.precision == "fp16",
+        f"optim.warmup_epochs={config.optim.warmup_epochs:g} is longer than the run of {run.epochs} epochs": (
+            config.optim.warmup_epochs > run.epochs
+        ),
+        f"run.micro_batch={run.micro_batch} is larger than run.batch={run.batch}": (0 < run.batch < run.micro_batch),
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise WeftError(f"{text}.")
+
+
+def _is_range(values: list[float], most: float) -> bool:
+    return len(values) == 2 and 0 < values[0] <= values[1] <= most

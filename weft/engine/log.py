@@ -1,0 +1,124 @@
+"""What a run says: rows in metrics.jsonl for programs, a bar or lines for people, TensorBoard where it is wanted."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from weft.engine.state import Progress as RunProgress
+from weft.errors import WeftError
+from weft.files import write_text
+
+LINE_SECONDS = 30  # between two lines of one epoch where the output is no terminal
+METRICS = "metrics.jsonl"
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per line. Rows a resumed run will write again are cut off first."""
+
+    def __init__(self, run: Path, progress: RunProgress):
+        path = run / METRICS
+        if path.exists():
+            rows = [row for row in read_rows(path) if _is_before(row, progress)]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115  open as long as the run
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; the last line may have been cut by a kill."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _is_before(row: dict[str, Any], progress: RunProgress) -> bool:
+    return row["epoch"] <= progress.validated if row["kind"] == "epoch" else row["step"] <= progress.step
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Screen:
+    """The run on a terminal: a bar that moves; or, in a pipe or file, a line now and then; or, quiet, nothing."""
+
+    def __init__(self, quiet: bool, steps: int, total_epochs: int):
+        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.total_epochs = total_epochs
+        self.bar: Progress | None = None
+        self._line_at = time.monotonic()
+        if self.console.is_terminal and not quiet:
+            text = TextColumn("{task.description}")
+            self.bar = Progress(text, BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
+            self.task = self.bar.add_task("", total=steps, news="")
+            self.bar.start()
+
+    def say(self, text: str) -> None:
+        (self.bar.console if self.bar else self.console).print(text, markup=False, highlight=False)
+
+    def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
+        """`news`: loss, accuracy and pictures per second of the last steps. `left`: seconds to the end of the run."""
+        text = (
+            f"loss {news['loss']:.3f}  accuracy {news['accuracy']:.1%}  {news['pictures_per_second']:,.0f} pictures/s"
+        )
+        text += f"  {clock(left)} left"
+        if self.bar:
+            self.bar.update(
+                self.task, completed=done, total=steps, description=f"epoch {epoch}/{self.total_epochs}", news=text
+            )
+        elif time.monotonic() - self._line_at >= LINE_SECONDS:
+            self._line_at = time.monotonic()
+            self.say(f"epoch {epoch}/{self.total_epochs}  {done}/{steps}  {text}")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """The line that stays when an epoch is over."""
+        text = f"epoch {row['epoch']}/{self.total_epochs}  train loss {row['train_loss']:.3f}"
+        names = {"val_loss": "val loss", "val_top1": "top-1", "val_top5": "top-5", "val_map": "mAP", "val_f1": "F1"}
+        for key, name in names.items():
+            if key in row:
+                text += f"  {name} " + (f"{row[key]:.3f}" if "loss" in key else f"{row[key]:.2%}")
+        self.say(f"{text}  {clock(row['seconds'])}" + ("  *" if row["best"] else ""))
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.stop()
+
+
+def clock(seconds: float) -> str:
+    """90 -> 1:30, 5400 -> 1:30:00."""
+    minutes, second = divmod(round(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def tensorboard(run: Path) -> Callable[[dict[str, Any]], None]:
+    """A function that writes a row's numbers for TensorBoard."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise WeftError("run.tensorboard needs TensorBoard: pip install tensorboard") from None
+    writer = SummaryWriter(str(run / "tensorboard"))
+
+    def write(row: dict[str, Any]) -> None:
+        for key, value in row.items():
+            if isinstance(value, float) and key != "epoch":
+                writer.add_scalar(key, value, row["step"])
+        writer.flush()
+
+    return write

@@ -1,0 +1,485 @@
+"""The training loop, to be read from top to bottom.
+
+A run is a list of steps, each a function of the state before it, the seed and its own number. So a run that was killed
+goes on from its last saved state and arrives at the same weights, and a step that went wrong can be undone by going
+back to that state and leaving its batch out. On a GPU nothing waits for a step's result: what a step reports (loss, a
+lack of memory, a wish to stop) is read a few steps later, at the same step in every process.
+"""
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from weft.config import Config
+from weft.data.loader import Batch, eval_batches, train_batches
+from weft.data.mix import BatchAugmentation
+from weft.data.sampler import Plan
+from weft.data.sources import Source
+from weft.data.split import Split
+from weft.data.transforms import Augmentation, Preprocessing
+from weft.engine.device import World, reduce_gradients
+from weft.engine.log import MetricsFile, Screen
+from weft.engine.optim import Ema, learning_rate
+from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
+from weft.errors import WeftError
+from weft.files import write_atomic
+from weft.models.folder import write_model
+from weft.tasks.classify import EVAL_BATCH, Meter
+
+GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
+MAX_SKIPPED = 3  # batches without a finite gradient; then something is wrong with the settings, not with a batch
+LOG_STEPS = 50  # between two rows of metrics.jsonl
+
+
+class Report(NamedTuple):
+    """What one step tells; all but the last entry are sums over the processes."""
+
+    loss: float
+    correct: float
+    pictures: float
+    unread: float  # files that could not be decoded
+    no_memory: float  # processes that ran out of memory
+    stop: float  # processes asked to stop
+    save: float  # 1 when the main process wants the state to be saved
+    grad_norm: float
+
+
+@dataclass
+class Pending:
+    """A step whose report has not been read yet."""
+
+    step: int
+    batch: Batch
+    lr: float
+    report: Tensor  # on the host, complete once `ready`
+    ready: torch.cuda.Event | None
+
+
+class Stopped(Exception):
+    """Asked to stop on the way; the state is saved."""
+
+
+class WentWrong(Exception):
+    """A step without a finite gradient, or without enough memory: its effect must be undone."""
+
+    def __init__(self, pending: Pending, report: Report):
+        super().__init__(f"step {pending.step}")
+        self.pending, self.report = pending, report
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    source: Source
+    split: Split
+    preprocessing: Preprocessing
+    model: nn.Module
+    model_args: dict[str, Any]
+    optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    plan: Plan
+    loss: Callable[[Tensor, Tensor, float], Tensor]
+    distillation: Callable[[Tensor, Tensor, float], Tensor] | None
+    facts: dict[str, Any]  # stored with each state, compared on resuming
+
+
+class Trainer:
+    def __init__(
+        self,
+        run: Path,
+        config: Config,
+        world: World,
+        parts: Parts,
+        dtype: torch.dtype,
+        progress: Progress,
+        screen: Screen,
+        log: Callable[[dict[str, Any]], None],
+    ):
+        self.run, self.config, self.world, self.parts = run, config, world, parts
+        self.model, self.optimizer, self.ema = parts.model, parts.optimizer, parts.ema
+        self.device, self.dtype = world.device, dtype
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.run.compile else self.model
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.augmentation = Augmentation(config.augment, parts.preprocessing)
+        self.mix = BatchAugmentation(
+            config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self.progress, self.screen, self.log = progress, screen, log
+        self.pending: deque[Pending] = deque()
+        self.recent: deque[tuple[float, Report]] = deque(maxlen=LOG_STEPS)
+        self.stop_wanted = False  # set by a signal
+        self.stopping = self.saving = False  # agreed by all processes
+        self.saved_at = self.clock_at = time.monotonic()
+
+    # The run ----------------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """All epochs that are left. Raises `Stopped` when asked to stop on the way."""
+        while self.progress.validated < self.epochs:
+            with contextlib.closing(self.batches()) as batches:
+                try:
+                    while self.progress.validated < self.epochs:
+                        self.train_until(self.end_of_epoch(), batches)
+                        self.validate()
+                except WentWrong as trouble:
+                    self.roll_back(trouble)
+
+    @property
+    def epochs(self) -> int:
+        return math.ceil(self.progress.total_steps / self.parts.plan.steps_per_epoch)
+
+    def end_of_epoch(self) -> int:
+        """The step at which the first epoch that is not validated yet ends."""
+        return min((self.progress.validated + 1) * self.parts.plan.steps_per_epoch, self.progress.total_steps)
+
+    def batches(self) -> Iterator[tuple[int, Batch]]:
+        """All steps that are left, with their pictures; readers go on while the model is validated."""
+        left = range(self.progress.step, self.progress.total_steps)
+        steps = [step for step in left if step not in self.progress.skipped]
+        batches = train_batches(
+            self.parts.source,
+            self.augmentation,
+            self.parts.plan,
+            steps,
+            workers=self.config.data.workers,
+            pin=self.device.type == "cuda",
+        )
+        with contextlib.closing(batches):
+            yield from zip(steps, batches, strict=True)
+
+    def train_until(self, end: int, batches: Iterator[tuple[int, Batch]]) -> None:
+        self.model.train(not self.config.model.frozen_mode)
+        while any(step not in self.progress.skipped for step in range(self.progress.step, end)):
+            step, batch = next(batches)
+            self.train_step(step, batch)
+            self.progress.step = step + 1
+            self.read_reports(self.device.type == "cuda" and GPU_DELAY)
+            if self.saving or self.stopping:
+                self.save()
+            if self.stopping:
+                raise Stopped
+        self.progress.step = end  # the last steps may be among those left out
+        self.read_reports()
+
+    # One step ---------------------------------------------------------------------------------------------------
+
+    def train_step(self, step: int, batch: Batch) -> None:
+        lr = self.set_learning_rate(step)
+        try:
+            totals, no_memory = self.gradients(step, batch), False
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            totals, no_memory = torch.zeros(2, device=self.device), True
+        if no_memory and self.world.size == 1:
+            self.halve_micro_batch()  # and do the step again; several processes agree on that through the report
+            return self.train_step(step, batch)
+        wants_save = self.world.is_main and time.monotonic() - self.saved_at > 60 * self.config.run.save_minutes
+        facts = [len(batch.pictures), len(batch.bad), no_memory, self.stop_wanted, wants_save]
+        report = torch.cat([totals, torch.tensor(facts, dtype=torch.float32, device=self.device)])
+        if not self.config.run.fsdp:
+            reduce_gradients(self.world, self.parameters, report)
+        elif self.world.sum(report)[Report._fields.index("no_memory")]:
+            raise WeftError("Out of memory in a sharded run; give a smaller --run.micro_batch.")
+        report = torch.cat([report, self.update().reshape(1)])
+        self.remember(step, batch, lr, report)
+
+    def set_learning_rate(self, step: int) -> float:
+        steps, optim = self.parts.plan.steps_per_epoch, self.config.optim
+        epochs = self.progress.total_steps / steps - optim.cooldown_epochs
+        lr = learning_rate(optim, self.config.run.batch, step / steps, epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        return lr
+
+    def gradients(self, step: int, batch: Batch) -> Tensor:
+        """Adds up the gradients of this process's pictures; returns (2,) loss and number of hits.
+
+        The loss is a sum divided by the whole batch's size, so parts and processes add up to the batch's mean.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        seed = step_seed(self.config.run.seed, step, self.world.rank)
+        torch.manual_seed(seed)  # drop path and dropout of this step
+        totals = torch.zeros(2, device=self.device)
+        if len(batch.pictures) < 2:  # nearly all of them unreadable; BatchNorm cannot train on one
+            return totals
+        pictures, targets = self.prepare(batch, seed)
+        parts = math.ceil(len(pictures) / self.progress.micro_batch)
+        for x, y in zip(pictures.tensor_split(parts), targets.tensor_split(parts), strict=True):
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                logits = self.forward(x)
+            loss = self.parts.loss(logits, y, self.config.run.batch)
+            if self.parts.distillation:
+                weight = self.config.loss.distill_weight
+                loss = (1 - weight) * loss + weight * self.parts.distillation(x, logits, self.config.run.batch)
+            scale = self.world.size if self.config.run.fsdp else 1  # FSDP takes the mean over processes, not the sum
+            self.scaler.scale(loss * scale).backward()
+            totals += torch.stack([loss.detach(), count_hits(logits.detach(), y)])
+        return totals
+
+    def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
+        pictures = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
+        labels = batch.labels.to(self.device, non_blocking=True)
+        pictures, targets = self.mix(pictures, labels, seed)
+        if self.config.run.channels_last:
+            pictures = pictures.contiguous(memory_format=torch.channels_last)
+        return pictures, targets
+
+    def update(self) -> Tensor:
+        """Moves the weights along the gradients; returns the norm of these."""
+        self.scaler.unscale_(self.optimizer)
+        clip = self.config.optim.clip or math.inf
+        norm = whole(nn.utils.clip_grad_norm_(self.parameters, clip))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.ema is not None:
+            self.ema.update(self.model)
+        return norm
+
+    def halve_micro_batch(self) -> None:
+        smaller = self.progress.micro_batch // 2
+        if smaller < 1:
+            raise WeftError("Out of memory with a single picture; choose a smaller --img-size or --model.")
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.progress.micro_batch = smaller
+        self.event(f"out of memory: {smaller} pictures at a time now; batch and learning rate stay as they are")
+
+    # Reports ----------------------------------------------------------------------------------------------------
+
+    def remember(self, step: int, batch: Batch, lr: float, report: Tensor) -> None:
+        ready = None
+        if self.device.type == "cuda":
+            host = torch.empty(report.shape, pin_memory=True)
+            host.copy_(report, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+            report = host
+        self.pending.append(Pending(step, batch, lr, report, ready))
+
+    def read_reports(self, keep: int = 0) -> None:
+        """Reads all reports but the last `keep`. Every process reads the same ones at the same step."""
+        while len(self.pending) > keep:
+            pending = self.pending.popleft()
+            if pending.ready is not None:
+                pending.ready.synchronize()
+            report = Report(*pending.report.tolist())
+            is_finite = math.isfinite(report.loss) and (self.scaler.is_enabled() or math.isfinite(report.grad_norm))
+            if report.no_memory or not is_finite:
+                raise WentWrong(pending, report)
+            self.stopping |= report.stop > 0
+            self.saving |= report.save > 0
+            self.count_unread(pending.batch)
+            self.progress.epoch_loss += report.loss
+            self.progress.epoch_steps += 1
+            self.tell(pending, report)
+
+    def count_unread(self, batch: Batch) -> None:
+        """Stops the run when too many files turn out to be unreadable. Each process counts its own."""
+        names = self.parts.source.names
+        self.progress.bad |= {names[index]: why for index, why in batch.bad}
+        limit = self.config.data.bad_files * len(self.parts.split.train)
+        if batch.bad and len(self.progress.bad) > limit:
+            raise too_many_bad(self.progress.bad, len(self.parts.split.train), self.config.data.bad_files)
+
+    def tell(self, pending: Pending, report: Report) -> None:
+        now = time.monotonic()
+        self.recent.append((now, report))
+        steps = self.parts.plan.steps_per_epoch
+        seconds = now - self.recent[0][0]
+        pictures = sum(r.pictures for _, r in self.recent) - self.recent[0][1].pictures
+        speed = pictures / seconds if seconds else 0.0
+        left = (self.progress.total_steps - pending.step) * self.config.run.batch / speed if speed else 0.0
+        seen = sum(r.pictures for _, r in self.recent)
+        news = {
+            "loss": sum(r.loss for _, r in self.recent) / len(self.recent),
+            "accuracy": sum(r.correct for _, r in self.recent) / seen if seen else 0.0,
+            "pictures_per_second": speed,
+        }
+        epoch = pending.step // steps
+        self.screen.step(epoch + 1, pending.step % steps + 1, steps, news, left)
+        if pending.step % LOG_STEPS == 0:
+            row = {"kind": "step", "step": pending.step + 1, "epoch": (pending.step + 1) / steps, "lr": pending.lr}
+            self.log({**row, "loss": report.loss, "grad_norm": report.grad_norm, "pictures_per_second": speed})
+
+    def event(self, text: str) -> None:
+        self.log({"kind": "event", "step": self.progress.step, "text": text})
+        self.screen.say(text)
+
+    # When a step went wrong -------------------------------------------------------------------------------------
+
+    def roll_back(self, trouble: WentWrong) -> None:
+        """Back to the last saved state; the batch that gave no finite gradient is left out from now on."""
+        self.pending.clear()
+        self.recent.clear()
+        if trouble.report.no_memory:
+            micro_batch, skipped = self.progress.micro_batch, self.progress.skipped
+            self.restore()
+            self.progress.micro_batch, self.progress.skipped = micro_batch, skipped
+            return self.halve_micro_batch()
+        step, batch = trouble.pending.step, trouble.pending.batch
+        names = [self.parts.source.names[i] for i in batch.index.tolist()]
+        self.dump(step, batch)
+        skipped = [*self.progress.skipped, step]
+        text = f"step {step}: the loss is {trouble.report.loss:.3g}, its gradient {trouble.report.grad_norm:.3g}"
+        text += (
+            f" (learning rate {trouble.pending.lr:.2g}; files {', '.join(names[:3])}, ... in {self.trouble_file(step)})"
+        )
+        if len(skipped) > MAX_SKIPPED:
+            raise WeftError(f"{text}. That was batch {len(skipped)} of this kind; try a smaller --optim.lr.")
+        self.restore()
+        self.progress.skipped = skipped
+        self.event(f"{text}: back to step {self.progress.step}, without that batch")
+
+    def trouble_file(self, step: int) -> Path:
+        return self.run / "trouble" / f"step-{step}-process-{self.world.rank}.safetensors"
+
+    def dump(self, step: int, batch: Batch) -> None:
+        """The batch as the model saw it, for a closer look."""
+        path = self.trouble_file(step)
+        path.parent.mkdir(exist_ok=True)
+        tensors = {"pictures": batch.pictures, "labels": batch.labels, "index": batch.index}
+        names = {str(i): self.parts.source.names[i] for i in batch.index.tolist()}
+        write_atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, names))
+
+    # Validation -------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Ends an epoch: validation, a row of metrics, and the model where it is the best so far."""
+        self.save()
+        epoch = self.progress.validated + 1
+        result = self.evaluate()
+        score = result.get("map", result.get("top1", -math.inf))
+        best = self.progress.best is None or score > self.progress.best or not result
+        if best and (not result or math.isfinite(result["loss"])):
+            self.progress.best, self.progress.best_epoch = score if result else None, epoch
+            self.write_best()
+        loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
+        row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
+        row |= {f"val_{key}": value for key, value in result.items()}
+        row |= {"lr": self.optimizer.param_groups[0]["lr"], "seconds": self.seconds(), "best": best}
+        self.log(row)
+        self.screen.epoch(row)
+        self.progress.validated = epoch
+        self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
+        self.stop_early(epoch)
+        self.save()
+
+    @property
+    def best_model(self) -> nn.Module:
+        return self.ema.module if self.ema is not None and self.config.run.ema_eval else self.model
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on the validation pictures, each seen by exactly one process; nothing where there are none."""
+        if not len(self.parts.split.val):
+            return {}
+        model = self.best_model.eval()
+        meter = Meter(len(self.parts.source.classes), self.parts.source.multilabel, self.device)
+        batches = eval_batches(
+            self.parts.source,
+            self.parts.preprocessing,
+            self.parts.split.val,
+            batch=EVAL_BATCH,
+            workers=self.config.data.workers,
+            pin=self.device.type == "cuda",
+            rank=self.world.rank,
+            world=self.world.size,
+        )
+        with contextlib.closing(batches):
+            for batch in batches:
+                if self.stop_wanted and self.world.size == 1:
+                    raise Stopped  # the state was saved before validation began
+                x = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
+                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                    logits = model(x)
+                meter.update(logits, batch.labels.to(self.device, non_blocking=True))
+        meter.reduce()
+        return meter.result()
+
+    def stop_early(self, epoch: int) -> None:
+        patience, minutes = self.config.run.patience, self.config.run.minutes
+        why = ""
+        if patience and epoch - self.progress.best_epoch >= patience:
+            why = f"no better validation for {patience} epochs"
+        if minutes and self.world.share(self.seconds() > 60 * minutes):
+            why = f"the {minutes:g} minutes are over"
+        if why and self.progress.step < self.progress.total_steps:
+            self.progress.total_steps = self.progress.step
+            self.event(f"stopped after epoch {epoch}: {why}")
+
+    # Files ------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """The state of this moment, on disk before anything else happens."""
+        self.read_reports()
+        self.progress.seconds = self.seconds()
+        self.clock_at = self.saved_at = time.monotonic()
+        self.progress.scaler = self.scaler.state_dict()
+        for bad in self.world.gather(self.progress.bad):
+            self.progress.bad |= bad
+        tensors = gather_tensors(self.model, self.ema, self.optimizer)
+        if self.world.is_main:
+            write_state(self.run, tensors, self.progress, self.parts.facts)
+        self.saving = False
+
+    def restore(self) -> None:
+        self.world.wait()  # until the main process has written what is read now
+        self.progress = restore(self.run, self.model, self.ema, self.optimizer)
+        if self.progress.scaler:
+            self.scaler.load_state_dict(self.progress.scaler)
+
+    def write_best(self) -> None:
+        weights = {key: whole(value).cpu() for key, value in self.best_model.state_dict().items()}
+        if self.world.is_main:
+            write_model(
+                self.best_model,
+                self.run,
+                classes=self.parts.source.classes,
+                preprocessing=self.parts.preprocessing.to_dict(),
+                multilabel=self.parts.source.multilabel,
+                args=self.parts.model_args,
+                weights=weights,
+            )
+
+    def seconds(self) -> float:
+        """Of work in this run, in all sittings."""
+        return self.progress.seconds + time.monotonic() - self.clock_at
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence((seed, 2, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many pictures get their (strongest) class; with several labels, how many get one of them first."""
+    first = logits.argmax(1)
+    if targets.ndim == 1:
+        return (first == targets).sum().float()
+    return (targets.gather(1, first[:, None]) == targets.amax(1, keepdim=True)).sum().float()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def too_many_bad(bad: dict[str, str], count: int, limit: float) -> WeftError:
+    first = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:3])
+    return WeftError(
+        f"{len(bad)} of {count} pictures cannot be read, more than {limit:.0%} ({first}); mend or remove them"
+        " (`weft check` lists all), or allow more with --data.bad_files."
+    )

@@ -1,0 +1,202 @@
+"""What is needed to go on exactly where a run stopped: one file, `state/last.safetensors`, always whole.
+
+Tensors (weights, weight average, optimiser) lie in the file under their names; all else is JSON in its header. There is
+no state of a random generator in it, because none is needed: order of the data, augmentation, mixing and drop path of a
+step are functions of the seed and the number of the step. No pickle, so a state from elsewhere runs no code.
+"""
+
+import contextlib
+import errno
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from weft.engine.optim import Ema
+from weft.errors import WeftError
+from weft.files import write_atomic
+
+STATE = Path("state") / "last.safetensors"
+LOCK = Path("state") / "lock"
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """How far a run is: all that changes besides tensors."""
+
+    total_steps: int = 0  # where it ends
+    step: int = 0  # optimiser steps done
+    validated: int = 0  # epochs whose validation is done
+    best: float | None = None  # validation metric of the kept model
+    best_epoch: int = 0
+    epoch_loss: float = 0.0  # sums over the steps of the running epoch
+    epoch_steps: int = 0
+    seconds: float = 0.0  # of work so far, in all sittings
+    micro_batch: int = 0  # pictures at once on one device
+    skipped: list[int] = field(default_factory=list)  # steps whose batch gave no finite gradient
+    bad: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
+    scaler: dict[str, float] = field(default_factory=dict)  # loss scaling of fp16
+
+
+# Writing and reading --------------------------------------------------------------------------------------------
+
+
+def gather_tensors(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of a state on the CPU, by name. Sharded ones are put together, so every process must take part."""
+    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+    if ema is not None:
+        tensors |= {f"ema.{key}": value for key, value in ema.module.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        tensors |= {f"optim.{name}:{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    return {key: whole(value).detach().contiguous().cpu() for key, value in tensors.items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def write_state(run: Path, tensors: dict[str, Tensor], progress: Progress, facts: dict[str, Any]) -> None:
+    """`facts` is what a later sitting compares: configuration, classes, fingerprint of the data."""
+    header = {"format": FORMAT, "progress": asdict(progress), "versions": versions(), **facts}
+    metadata = {"weft": json.dumps(header)}
+    try:
+        write_atomic(run / STATE, lambda path: safetensors.torch.save_file(tensors, path, metadata))
+    except OSError as error:
+        raise _not_saved(run, error) from error
+    except safetensors.SafetensorError as error:  # how its writer reports a full disk
+        raise _not_saved(run, error) from error
+
+
+def _not_saved(run: Path, error: Exception) -> WeftError:
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or "os error 28" in str(error)
+    what = "the disk is full" if full else str(error)
+    return WeftError(
+        f"The state of {run} could not be saved: {what}. The last saved state is intact;"
+        f" make room, then: weft train --resume {run}"
+    )
+
+
+def read_header(run: Path) -> dict[str, Any]:
+    """The JSON part of a run's state."""
+    path = run / STATE
+    if not path.is_file():
+        raise WeftError(f"{run} has no state to resume from: expected {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["weft"])
+        if header["format"] != FORMAT:
+            raise WeftError(f"{path} has format {header['format']}, and this version of Weft reads {FORMAT}.")
+        header["progress"] = Progress(**header["progress"])
+    except WeftError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        raise WeftError(f"{path} is truncated or no state of a run ({type(error).__name__}).") from error
+    return header
+
+
+def restore(run: Path, model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> Progress:
+    """Puts a run's state back into model, average and optimiser."""
+    progress = read_header(run)["progress"]
+    try:
+        tensors = safetensors.torch.load_file(run / STATE)
+    except Exception as error:
+        raise WeftError(f"{run / STATE} is truncated or damaged ({type(error).__name__}).") from error
+    _load_module(model, tensors, "model.")
+    if ema is not None:
+        _load_module(ema.module, tensors, "ema.")
+    _load_optimizer(optimizer, model, tensors)
+    return progress
+
+
+def _load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> None:
+    own = module.state_dict()
+    found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    different = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
+    if different:
+        raise WeftError(f"The state holds another model: {', '.join(different[:3])} differ.")
+    module.load_state_dict({key: _like(own[key], value) for key, value in found.items()})
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    state: dict[int, dict[str, Tensor]] = {}
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optim."):
+            name, _, what = key.removeprefix("optim.").rpartition(":")
+            by_name.setdefault(name, {})[what] = value
+    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(order):
+        if names[parameter] in by_name:
+            found = by_name[names[parameter]]
+            state[index] = {k: _like(parameter, v) if v.shape == parameter.shape else v for k, v in found.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _like(own: Tensor, value: Tensor) -> Tensor:
+    """`value` sharded as `own` is."""
+    if isinstance(own, torch.distributed.tensor.DTensor):
+        value = value.to(own.device)
+        return torch.distributed.tensor.distribute_tensor(value, own.device_mesh, own.placements)
+    return value
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    from weft import __version__
+
+    found = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
+    return {"weft": __version__, "commit": _commit(), "python": platform.python_version(), **found}
+
+
+def _commit() -> str:
+    """The commit of a working copy of Weft; nothing where it was installed as a package."""
+    home = Path(__file__).parents[2]
+    if not (home / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(home), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
+    return ""
+
+
+# Lock -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keeps a second run out of the folder. The system frees the lock when the process ends, however it ends."""
+    (run / "state").mkdir(parents=True, exist_ok=True)
+    with open(run / LOCK, "a+", encoding="utf-8") as file:
+        _lock(file, run)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def _lock(file: Any, run: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs are still kept apart by the folder's content
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: forked readers do not inherit it
+    except OSError:
+        file.seek(0)
+        raise WeftError(f"{run} is in use by {file.read() or 'another process'}; choose another --out.") from None
