@@ -1,0 +1,159 @@
+"""Batches from worker processes, the same whatever the number of workers, because every draw comes with its seed."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from weft.data.read import BadPicture
+from weft.data.sampler import Draw, Plan
+from weft.data.transforms import Augmentation, Preprocessing
+from weft.errors import WeftError
+
+PREFETCH = 2  # batches each worker makes ahead
+GRACE = 30  # seconds a worker lives on after SIGTERM
+
+
+class Pictures(Protocol):
+    """What the loader wants of a source."""
+
+    names: Sequence[str]
+    labels: np.ndarray
+    multilabel: bool
+
+    def open(self, index: int) -> Any: ...
+
+
+@dataclass
+class Batch:
+    """Pictures and what belongs to them; files that could not be read are left out and named in `bad`."""
+
+    pictures: Tensor  # (B, C, h, w) uint8 or float32
+    labels: Tensor  # (B,) int64, or (B, classes) float32 where there are several per picture
+    index: Tensor  # (B,) int64, positions in the source
+    bad: list[tuple[int, str]]
+
+    def pin_memory(self) -> "Batch":  # the DataLoader calls it
+        return Batch(self.pictures.pin_memory(), self.labels.pin_memory(), self.index.pin_memory(), self.bad)
+
+
+def train_batches(
+    source: Pictures, augmentation: Augmentation, plan: Plan, steps: range, *, workers: int, pin: bool
+) -> Iterator[Batch]:
+    """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
+    reader = _Reader(source, augmentation.preprocessing, augmentation)
+    yield from _batches(reader, (plan.step(step) for step in steps), workers=workers, pin=pin)
+
+
+def eval_batches(
+    source: Pictures,
+    preprocessing: Preprocessing,
+    indices: np.ndarray,
+    *,
+    batch: int,
+    workers: int,
+    pin: bool,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Batch]:
+    """Every world-th picture of `indices` from the rank-th on, each exactly once, in order; the last batch is short."""
+    mine = np.asarray(indices)[rank::world].tolist()
+    draws = ([Draw(index, 0) for index in mine[i : i + batch]] for i in range(0, len(mine), batch))
+    reader = _Reader(source, preprocessing, None)
+    yield from _batches(reader, draws, workers=min(workers, -(-len(mine) // batch)), pin=pin)
+
+
+def check_shared_memory(batch_bytes: int, workers: int) -> None:
+    """Raises where the shared memory cannot hold the batches that are under way between workers and trainer."""
+    if workers == 0 or not os.path.isdir("/dev/shm"):
+        return
+    stat = os.statvfs("/dev/shm")
+    free, needed = stat.f_bavail * stat.f_frsize, batch_bytes * (workers * PREFETCH + 1)
+    if free < needed:
+        raise WeftError(
+            f"/dev/shm has {free / 2**20:.0f} MiB free; {workers} workers need {needed / 2**20:.0f} MiB. "
+            f"Give the container more (docker run --shm-size={needed / 2**30 * 2:.0f}g) or set data.workers to 0."
+        )
+
+
+class _Reader(Dataset[Batch]):
+    """A list of draws in, a batch out. Lives in the workers."""
+
+    def __init__(self, source: Pictures, preprocessing: Preprocessing, augmentation: Augmentation | None) -> None:
+        self.source, self.preprocessing, self.augmentation = source, preprocessing, augmentation
+
+    def __getitem__(self, draws: list[Draw]) -> Batch:
+        height, width = self.preprocessing.size
+        dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
+        pictures = torch.empty(len(draws), self.preprocessing.channels, height, width, dtype=dtype)
+        index, bad = [], []
+        for draw in draws:
+            try:
+                pictures[len(index)] = self._picture(draw)
+                index.append(draw.index)
+            except BadPicture as why:
+                bad.append((draw.index, str(why)))
+        labels = torch.from_numpy(np.asarray(self.source.labels[index]))
+        labels = labels.to(torch.float32 if self.source.multilabel else torch.int64)
+        return Batch(pictures[: len(index)], labels, torch.tensor(index, dtype=torch.int64), bad)
+
+    def _picture(self, draw: Draw) -> Tensor:
+        try:
+            file = self.source.open(draw.index)
+            if self.augmentation is None:
+                return self.preprocessing.picture(file)
+            return self.augmentation.picture(file, draw.seed)
+        except BadPicture:
+            raise
+        except OSError as error:
+            raise BadPicture(error.strerror or str(error)) from None
+        except Exception as error:
+            name = self.source.names[draw.index]
+            raise RuntimeError(f"While reading {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin: bool) -> Iterator[Batch]:
+    loader = DataLoader(
+        reader,
+        batch_size=None,  # the reader makes the batches
+        sampler=draws,
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=PREFETCH if workers else None,
+        multiprocessing_context=_context() if workers else None,
+        worker_init_fn=_start_worker if workers else None,
+        generator=torch.Generator(),  # its own, so that the caller's draws do not depend on us
+    )
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        del iterator  # ends the workers
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """How workers start: forked, which takes no time, or where CUDA runs, which a fork breaks, from a clean process."""
+    if sys.platform == "linux" and not torch.cuda.is_initialized():
+        return multiprocessing.get_context("fork")
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["weft.data.loader", "timm.data"])
+    return context
+
+
+def _start_worker(_: int) -> None:
+    """Ctrl-C and SIGTERM reach the whole process group, but the trainer still wants the batches of its last step."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, GRACE))
