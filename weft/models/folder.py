@@ -2,14 +2,15 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import timm
-from torch import nn
+from torch import Tensor, nn
 
+from weft import __version__
 from weft.errors import WeftError, check_writable
 from weft.files import write_atomic
 from weft.models._timm import save_config_for_hf
@@ -24,14 +25,42 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Se
     """
     folder = Path(folder)
     hybrid = _check_savable(model)
-    if label_names is not None and len(label_names) != hybrid.num_classes:
-        raise WeftError(f"label_names has {len(label_names)} names; the model has {hybrid.num_classes} classes.")
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
-    write_atomic(folder / "model.safetensors", lambda path: safetensors.torch.save_file(weights, path))
-    write_atomic(folder / "config.json", lambda path: _save_config(hybrid, path, label_names))
+    size = hybrid.model_args.get("img_size", hybrid.pretrained_cfg["input_size"][1:])
+    height, width = (size, size) if isinstance(size, int) else size
+    cfg = {"input_size": (hybrid.in_chans, height, width)}
+    _write(hybrid, folder, hybrid.state_dict(), cfg, _arguments(hybrid), label_names, {})
     return folder
+
+
+def write_model(
+    model: nn.Module,
+    folder: Path,
+    *,
+    classes: Sequence[str],
+    preprocessing: dict[str, Any],
+    multilabel: bool,
+    args: dict[str, Any] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes or rewrites the model of a run, with all that is needed to use it, into its `folder`, which exists.
+
+    Args:
+        model: what timm.create_model made: not compiled, not wrapped.
+        folder: of the run.
+        classes: names, in the order of the model's outputs.
+        preprocessing: `Preprocessing.to_dict()`. timm's data configuration of the opened model says the same.
+        multilabel: whether a picture may have several classes.
+        args: what timm.create_model was given. A model of Weft knows its own.
+        weights: what to write instead of the model's own state, such as one gathered from many processes.
+    """
+    keys = ("mean", "std", "crop_pct", "interpolation", "crop_mode")
+    cfg = {"input_size": (preprocessing["channels"], *preprocessing["size"]), **{k: preprocessing[k] for k in keys}}
+    common = {"num_classes": len(classes), "in_chans": preprocessing["channels"]}
+    arguments = _arguments(model) if isinstance(model, HybridModel) else {**(args or {}), **common}
+    entry = {"preprocessing": preprocessing, "multilabel": multilabel, "version": __version__}
+    _write(model, folder, weights or model.state_dict(), cfg, arguments, classes, {"weft": entry})
 
 
 def _check_savable(model: nn.Module) -> HybridModel:
@@ -53,13 +82,30 @@ def _arguments(model: HybridModel) -> dict[str, Any]:
     return {**args, "num_classes": model.num_classes, "in_chans": model.in_chans}
 
 
-def _save_config(model: HybridModel, path: Path, label_names: Sequence[str] | None) -> None:
+def _write(
+    model: Any,
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    cfg: dict[str, Any],
+    arguments: dict[str, Any],
+    classes: Sequence[str] | None,
+    entries: dict[str, Any],
+) -> None:
+    """Both files, the configuration last. `cfg` goes over the model's own pretrained_cfg, `entries` beside it."""
+    if classes is not None and len(classes) != model.num_classes:
+        raise WeftError(f"label_names has {len(classes)} names; the model has {model.num_classes} classes.")
+    # The pretrained weights' own: a second size for tests, and classes that are no longer there
+    obsolete = ("test_input_size", "test_crop_pct", "label_offset", "label_names", "label_descriptions")
     shell = copy.copy(model)  # the same parameters under another configuration
-    cfg = shell.pretrained_cfg = dict(model.pretrained_cfg)
-    size = model.model_args.get("img_size", cfg["input_size"][1:])
-    height, width = (size, size) if isinstance(size, int) else size
-    cfg.update(input_size=(model.in_chans, height, width), num_classes=model.num_classes)
-    if model.in_chans != 3:
-        cfg["first_conv"] = None  # else timm adapts the weights from 3 channels, which they do not have
-    labels = {"label_names": list(label_names)} if label_names else {}
-    save_config_for_hf(shell, path, labels, _arguments(model))  # type: ignore[arg-type]  it wants a Path
+    shell.pretrained_cfg = {k: v for k, v in dict(model.pretrained_cfg).items() if k not in obsolete}
+    shell.pretrained_cfg.update(cfg, num_classes=model.num_classes)
+    if cfg["input_size"][0] != 3:
+        shell.pretrained_cfg["first_conv"] = None  # else timm adapts the weights from 3 channels, which they lack
+    if classes:
+        entries = {"label_names": list(classes), **entries}
+    tensors = {key: value.contiguous() for key, value in weights.items()}
+    write_atomic(folder / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+    write_atomic(
+        folder / "config.json",
+        lambda path: save_config_for_hf(shell, path, entries, arguments),  # type: ignore[arg-type]  it wants a Path
+    )
