@@ -1,6 +1,7 @@
 """The command `weft`. The only module that knows all the others, and it imports them only when a command runs."""
 
 import json
+import re
 import signal
 import sys
 from dataclasses import asdict
@@ -16,6 +17,128 @@ if TYPE_CHECKING:
     from weft.analysis.catalog import ModelInfo
 
 app = App(name="weft", help="Convolutions woven into vision transformers.", version=__version__)
+
+Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
+Flag = Parameter(negative="")
+
+
+@app.command
+def train(
+    data: str = "",
+    /,
+    *,
+    model: str | None = None,
+    recipe: str = "",
+    init: str | None = None,
+    epochs: int | None = None,
+    minutes: float | None = None,
+    img_size: int | None = None,
+    batch: str | None = None,
+    lr: float | None = None,
+    val: str | None = None,
+    fraction: float | None = None,
+    balance: str | None = None,
+    freeze: str | None = None,
+    teacher: str | None = None,
+    patience: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    out: str = "",
+    config: str = "",
+    resume: str = "",
+    allow_changes: Annotated[bool, Flag] = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    keys: Keys = [],  # noqa: B006  cyclopts never changes it
+) -> None:
+    """Train a classifier on your pictures; every setting has a default that works.
+
+    Parameters
+    ----------
+    data
+        A folder with one folder of pictures per class, a CSV file, tar shards, NAME:ROOT of a torchvision set, or
+        demo:fashion.
+    model
+        A name of `weft models`, or any of timm's; by default chosen from the data.
+    recipe
+        A name of `weft recipes`, or a YAML file; by default chosen from the data.
+    init
+        Start from these weights: a run or model folder, a checkpoint file, or `pretrained`.
+    epochs
+        Passes over the training pictures.
+    minutes
+        A time budget instead: as many epochs as fit.
+    img_size
+        Side of the pictures the model sees.
+    batch
+        Pictures per step, or `auto`. What does not fit into memory is computed in parts.
+    lr
+        Peak learning rate.
+    val
+        Validation pictures, where DATA does not hold them.
+    fraction
+        Train on this part of the training pictures only.
+    balance
+        Against rare classes: sampler, loss or logit-adjust.
+    freeze
+        What stays as it is: backbone, norm, or beginnings of parameter names.
+    teacher
+        Learn from this model, too: a run folder or a timm model.
+    patience
+        Stop after so many epochs without improvement.
+    seed
+        Of everything random.
+    device
+        auto, cpu, cuda or cuda:N.
+    out
+        The folder to make; by default a new one under runs/.
+    config
+        Settings from a YAML file, such as a run's config.yaml.
+    resume
+        A run to go on with.
+    allow_changes
+        Resume although data or settings have changed.
+    quiet
+        Say nothing but errors.
+    keys
+        Any setting of `weft keys`, more simply written as --optim.lr 0.001.
+    """
+    from weft.train import train as train_model
+
+    short = dict(model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size, batch=batch, lr=lr, val=val)
+    short |= dict(fraction=fraction, balance=balance, freeze=freeze, teacher=teacher, patience=patience, seed=seed)
+    settings = {**short, "device": device, **dict(key.split("=", 1) for key in keys)}
+    train_model(
+        data,
+        recipe=recipe,
+        config=config,
+        out=out,
+        resume=resume,
+        allow_changes=allow_changes,
+        quiet=quiet,
+        **settings,
+    )
+
+
+@app.command
+def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
+    """Train a small model on the pictures that come with Weft: the whole way in minutes, without a GPU.
+
+    Parameters
+    ----------
+    out
+        The folder to make; by default a new one under runs/.
+    quiet
+        Say nothing but errors.
+    """
+    from weft.train import train as train_model
+
+    run = train_model("demo:fashion", recipe="demo", out=out, quiet=quiet)
+    if not quiet and not run.stopped:
+        print(
+            f"\nA classifier of clothes, trained on 6,000 pictures of 28 x 28 pixels, is right on {run.metrics['top1']:.1%}"
+            f" of 1,000 new ones.\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
+            f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} some.jpg"
+        )
 
 
 @app.command
@@ -93,12 +216,28 @@ def _print_models(infos: "list[ModelInfo]") -> None:
         print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
 
 
+def take_keys(arguments: list[str]) -> list[str]:
+    """`--optim.lr 0.1` and `--optim.lr=0.1` as `--set=optim.lr=0.1`; a switch without a value is true."""
+    taken, waiting = [], list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        found = re.fullmatch(r"--([a-z]+\.[\w.-]+)(=.*)?", word, re.DOTALL)
+        if not found:
+            taken.append(word)
+            continue
+        name, value = found[1].replace("-", "_"), found[2]
+        if value is None:
+            value = "=" + (waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true")
+        taken.append(f"--set={name}{value}")
+    return taken
+
+
 def main() -> None:
     """Entry point: bad input gets one line and exit code 2."""
     try:
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `weft models | head` ends quietly
-        app(exit_on_error=False, print_error=False)
+        app(take_keys(sys.argv[1:]), exit_on_error=False, print_error=False)
     except (WeftError, CycloptsError, OSError) as error:
         print(f"weft: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,15 +3,21 @@
 Each choice comes with its reason, which is shown; nothing that was set is changed.
 """
 
+import json
 import os
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import timm
 import torch
 
 from weft.config import Config
 from weft.data.check import DataReport
+from weft.data.read import BadPicture
+from weft.data.sources import Source
 from weft.data.transforms import Preprocessing
 from weft.engine.build import takes
 from weft.errors import WeftError
@@ -19,6 +25,7 @@ from weft.errors import WeftError
 SMALL = 64  # pictures up to this side are taken as they are
 FEW = 20_000  # training pictures up to which the small-data recipe is chosen
 NANO_SIZE = 96  # of large pictures for the nano models
+MEASURED = 500  # pictures for mean and standard deviation
 
 
 def choose_recipe(config: Config, pictures: int) -> str:
@@ -115,3 +122,63 @@ def check_settings(config: Config) -> None:
 
 def _is_range(values: list[float], most: float) -> bool:
     return len(values) == 2 and 0 < values[0] <= values[1] <= most
+
+
+# Preprocessing --------------------------------------------------------------------------------------------------
+
+
+def choose_preprocessing(config: Config, report: DataReport, source: Source, train: np.ndarray) -> Preprocessing:
+    """What is done to a picture before the model sees it, from now to the end of the model's life.
+
+    Mean and standard deviation are those the initial weights were trained with, ImageNet's for colour pictures, and
+    else those of the training pictures.
+    """
+    cfg: Any = timm.get_pretrained_cfg(config.model.name)
+    size, augment = config.augment.img_size, config.augment
+    as_they_are = max(report.width, report.height) <= size <= SMALL
+    interpolation = augment.interpolation if augment.interpolation != "random" else "bicubic"
+    chosen = Preprocessing(
+        size=(size, size),
+        channels=config.data.channels,
+        depth=report.depth,
+        mean=(0.0,) * config.data.channels,
+        std=(1.0,) * config.data.channels,
+        interpolation=interpolation,
+        crop_pct=augment.eval_crop or (1.0 if as_they_are else cfg.crop_pct),
+        crop_mode=cast(Any, augment.eval_resize or ("squash" if cfg.crop_mode == "squash" else "center")),
+        max_pixels=config.data.max_pixels,
+    )
+    earlier = read_preprocessing(config.model.init)
+    if earlier is not None and earlier.channels == chosen.channels:
+        mean, std = earlier.mean, earlier.std
+    elif chosen.channels == 3 and chosen.depth == 8:
+        mean, std = tuple(cfg.mean), tuple(cfg.std)
+    else:
+        mean, std = measure(chosen, source, train)
+    return replace(chosen, mean=mean, std=std)
+
+
+def read_preprocessing(folder: str) -> Preprocessing | None:
+    """The preprocessing that a model folder of Weft's holds."""
+    try:
+        content = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return Preprocessing.from_dict(content["weft"]["preprocessing"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, WeftError):
+        return None
+
+
+def measure(preprocessing: Preprocessing, source: Source, train: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Mean and standard deviation of each channel over a sample of the training pictures, rounded to four digits."""
+    sums = torch.zeros(3, preprocessing.channels, dtype=torch.float64)
+    for index in train[np.linspace(0, len(train) - 1, min(len(train), MEASURED)).astype(int)]:
+        try:
+            picture = preprocessing.picture(source.open(int(index)))
+        except BadPicture:
+            continue
+        values = preprocessing.normalise(picture[None])[0].double().flatten(1)  # (C, h*w)
+        sums += torch.stack([torch.full((len(values),), values.shape[1]), values.sum(1), values.square().sum(1)])
+    count, first, second = sums
+    mean = first / count.clamp(min=1)
+    std = (second / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
+    std = torch.where(std > 1e-6, std, 1.0)  # a constant channel
+    return tuple(round(v, 4) for v in mean.tolist()), tuple(round(v, 4) for v in std.tolist())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from weft.engine.state import Progress as RunProgress
 from weft.errors import WeftError
@@ -58,19 +58,22 @@ def _finite(value: Any) -> Any:
 class Screen:
     """The run on a terminal: a bar that moves; or, in a pipe or file, a line now and then; or, quiet, nothing."""
 
-    def __init__(self, quiet: bool, steps: int, total_epochs: int):
+    def __init__(self, quiet: bool):
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
-        self.total_epochs = total_epochs
+        self.total_epochs = 0
         self.bar: Progress | None = None
         self._line_at = time.monotonic()
-        if self.console.is_terminal and not quiet:
-            text = TextColumn("{task.description}")
-            self.bar = Progress(text, BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[news]}"))
-            self.task = self.bar.add_task("", total=steps, news="")
+
+    def start(self, total_epochs: int) -> None:
+        self.total_epochs = total_epochs
+        if self.console.is_terminal and not self.console.quiet:
+            columns = ("{task.description}", BarColumn(bar_width=24), MofNCompleteColumn(), "{task.fields[news]}")
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.task = self.bar.add_task("starting", total=None, news="")
             self.bar.start()
 
     def say(self, text: str) -> None:
-        (self.bar.console if self.bar else self.console).print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False)
 
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
         """`news`: loss, accuracy and pictures per second of the last steps. `left`: seconds to the end of the run."""
@@ -98,6 +101,7 @@ class Screen:
     def close(self) -> None:
         if self.bar:
             self.bar.stop()
+            self.bar = None
 
 
 def clock(seconds: float) -> str:

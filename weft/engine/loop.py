@@ -28,7 +28,7 @@ from weft.data.sources import Source
 from weft.data.split import Split
 from weft.data.transforms import Augmentation, Preprocessing
 from weft.engine.device import World, reduce_gradients
-from weft.engine.log import MetricsFile, Screen
+from weft.engine.log import Screen
 from weft.engine.optim import Ema, learning_rate
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
@@ -104,7 +104,6 @@ class Trainer:
         dtype: torch.dtype,
         progress: Progress,
         screen: Screen,
-        log: Callable[[dict[str, Any]], None],
     ):
         self.run, self.config, self.world, self.parts = run, config, world, parts
         self.model, self.optimizer, self.ema = parts.model, parts.optimizer, parts.ema
@@ -116,7 +115,8 @@ class Trainer:
             config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-        self.progress, self.screen, self.log = progress, screen, log
+        self.progress, self.screen = progress, screen
+        self.log: Callable[[dict[str, Any]], None] = lambda row: None
         self.pending: deque[Pending] = deque()
         self.recent: deque[tuple[float, Report]] = deque(maxlen=LOG_STEPS)
         self.stop_wanted = False  # set by a signal
@@ -324,8 +324,7 @@ class Trainer:
 
     def roll_back(self, trouble: WentWrong) -> None:
         """Back to the last saved state; the batch that gave no finite gradient is left out from now on."""
-        self.pending.clear()
-        self.recent.clear()
+        self.forget()
         if trouble.report.no_memory:
             micro_batch, skipped = self.progress.micro_batch, self.progress.skipped
             self.restore()
@@ -455,6 +454,17 @@ class Trainer:
                 args=self.parts.model_args,
                 weights=weights,
             )
+
+    def forget(self) -> None:
+        """Nothing that was reported so far counts: it was a trial, or has been undone."""
+        self.pending.clear()
+        self.recent.clear()
+        self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
+
+    def augmented_batch(self) -> Tensor:
+        """(B, C, h, w) pictures of the first step as training sees them, before they are normalised and mixed."""
+        batches = train_batches(self.parts.source, self.augmentation, self.parts.plan, [0], workers=0, pin=False)
+        return next(iter(batches)).pictures
 
     def seconds(self) -> float:
         """Of work in this run, in all sittings."""

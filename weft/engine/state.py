@@ -115,11 +115,18 @@ def restore(run: Path, model: nn.Module, ema: Ema | None, optimizer: torch.optim
         tensors = safetensors.torch.load_file(run / STATE)
     except Exception as error:
         raise WeftError(f"{run / STATE} is truncated or damaged ({type(error).__name__}).") from error
+    load_tensors(tensors, model, ema, optimizer)
+    return progress
+
+
+def load_tensors(
+    tensors: dict[str, Tensor], model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """What `gather_tensors` gave, back to where it was."""
     _load_module(model, tensors, "model.")
     if ema is not None:
         _load_module(ema.module, tensors, "ema.")
     _load_optimizer(optimizer, model, tensors)
-    return progress
 
 
 def _load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> None:

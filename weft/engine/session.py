@@ -1,0 +1,388 @@
+"""One sitting of a run: what comes before the loop, and what comes after it.
+
+A new run opens and checks its data, fills in what nobody said, and writes that down; a resumed run reads what was
+written down and compares. Then both build the same parts, train, evaluate the kept model and write the report.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.config import Config, override, read_yaml, to_yaml
+from weft.data.check import DataReport, check
+from weft.data.loader import check_shared_memory
+from weft.data.sampler import Plan
+from weft.data.sources import Source, fingerprint, join, open_source
+from weft.data.split import Split, load_split, make_split, save_split
+from weft.data.transforms import Preprocessing
+from weft.engine.build import check_name, make_model
+from weft.engine.choose import check_settings, choose_preprocessing, choose_recipe, fill
+from weft.engine.device import World, convert_sync_bn, join_world, leave_world, pick_precision, shard
+from weft.engine.fit_machine import find_micro_batch, fit_into_time
+from weft.engine.log import MetricsFile, Screen, tensorboard
+from weft.engine.loop import Parts, Stopped, Trainer, too_many_bad
+from weft.engine.optim import Ema, freeze, make_optimizer
+from weft.engine.recipes import find_recipe
+from weft.engine.state import STATE, Progress, locked, read_header
+from weft.errors import WeftError, check_writable
+from weft.files import write_text
+from weft.predict import evaluate, load
+from weft.report import write_report
+from weft.tasks.classify import balance_weights, make_loss
+from weft.tasks.distill import Distillation
+from weft.train import Run
+
+
+@dataclass
+class Data:
+    source: Source
+    split: Split
+    report: DataReport
+
+
+# A new run ------------------------------------------------------------------------------------------------------
+
+
+def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    if restarted and out and (Path(out) / STATE).exists():
+        return resume_run(Path(out), given, allow_changes=True, quiet=quiet)
+    file = read_yaml(config) if config else {}
+    settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
+    first = override(Config(), settings)
+    if not first.data.source:
+        raise WeftError("Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own.")
+    check_settings(first)
+    if first.model.name != "auto":
+        check_name(first.model.name)
+    with joined(first) as world:
+        say = Screen(quiet or not world.is_main).say
+        data = open_data(first, world, say)
+        if not recipe and not config:
+            recipe = choose_recipe(first, len(data.split.train))
+            settings = {**find_recipe(recipe), **given}
+            say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
+        full = stretch(override(Config(), settings), set(file) | set(given), recipe)
+        full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
+        check_settings(full)
+        check_name(full.model.name)
+        for line in choices:
+            say(line)
+        folder = world.on_main(lambda: new_folder(out, full, world, restarted))
+        with locked(folder) if world.is_main else contextlib.nullcontext():
+            preprocessing = choose_preprocessing(full, data.report, data.source, data.split.train)
+            sitting = Sitting(folder, full, world, data, preprocessing, quiet)
+            sitting.prepare_new()
+            return sitting.train()
+
+
+def new_folder(out: str, config: Config, world: World, restarted: bool) -> Path:
+    """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
+    if out:
+        folder = Path(out)
+        if (folder / STATE).exists():
+            raise WeftError(
+                f"{folder} holds a run; go on with it: weft train --resume {folder}; or choose another --out."
+            )
+        if not restarted:
+            check_writable(folder)
+    elif world.size > 1:
+        raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
+    else:
+        name = Path(config.data.source.replace(":", "-")).stem or "data"
+        folders = (Path("runs") / f"{name}-{config.model.name}-{n}" for n in range(1, 1_000_000))
+        folder = next(folder for folder in folders if not folder.exists())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def stretch(config: Config, given: set[str], recipe: str) -> Config:
+    """A recipe for another number of epochs: its warm-up and other lengths keep their share of the run."""
+    if not recipe or "run.epochs" not in given:
+        return config
+    planned = override(Config(), find_recipe(recipe)).run.epochs
+    return scale_epochs(config, config.run.epochs / planned, given)
+
+
+def scale_epochs(config: Config, factor: float, given: set[str] = frozenset()) -> Config:  # type: ignore[assignment]
+    lengths = ("warmup_epochs", "cooldown_epochs", "step_epochs")
+    changed = {name: getattr(config.optim, name) * factor for name in lengths if f"optim.{name}" not in given}
+    return replace(config, optim=replace(config.optim, **changed))
+
+
+def open_data(config: Config, world: World, say: Any) -> Data:
+    source = open_source(config.data.source, group=config.data.group)
+    if config.data.val:
+        source = join(source, open_source(config.data.val, group=config.data.group))
+    split = make_split(source, config.data, config.run.seed)
+    report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
+    for line in report.lines():
+        say(line)
+    errors = [problem.text for problem in report.problems if problem.severity == "error"]
+    if errors:
+        raise WeftError(
+            f"{errors[0]} (`weft check {config.data.source}` shows " + ("the rest)." if errors[1:] else "it).")
+        )
+    return Data(source, without(split, source, report.bad, config.data.bad_files), report)
+
+
+def without(split: Split, source: Source, bad: dict[str, str], limit: float) -> Split:
+    """The split without unreadable files, unless they are too many."""
+    if not bad:
+        return split
+    count = sum(map(len, (split.train, split.val, split.test)))
+    if len(bad) > limit * count:
+        raise too_many_bad(bad, count, limit)
+    left_out = np.array([name in bad for name in source.names])
+    return replace(
+        split, **{part: idx[~left_out[idx]] for part, idx in vars(split).items() if isinstance(idx, np.ndarray)}
+    )
+
+
+# A run that goes on ---------------------------------------------------------------------------------------------
+
+
+def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool) -> Run:
+    """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
+    header = read_header(folder)
+    saved = override(Config(), read_yaml(folder / "config.yaml"))
+    config = override(saved, given)
+    changes = [f"{key}: {value!r}" for key, value in given.items() if override(saved, {key: value}) != saved]
+    with joined(config) as world, locked(folder) if is_main() else contextlib.nullcontext():
+        source = open_source(config.data.source, group=config.data.group)
+        if config.data.val:
+            source = join(source, open_source(config.data.val, group=config.data.group))
+        if source.classes != header["classes"]:
+            raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
+        if fingerprint(source) != header["fingerprint"]:
+            changes.append(f"the pictures of {config.data.source}")
+        if changes and not allow_changes:
+            raise WeftError(
+                f"Since {folder} was started these have changed: {'; '.join(changes)}."
+                " Undo that, or go on with --allow-changes (the result is then not that of one run)."
+            )
+        split = load_split(folder / "split.json", source)
+        report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
+        preprocessing = Preprocessing.from_dict(header["preprocessing"])
+        sitting = Sitting(folder, config, world, Data(source, split, report), preprocessing, quiet)
+        sitting.prepare_resumed(header["progress"])
+        return sitting.train()
+
+
+@contextlib.contextmanager
+def joined(config: Config) -> Iterator[World]:
+    world = join_world(config.run.device)
+    try:
+        yield world
+    finally:
+        leave_world()
+
+
+def is_main() -> bool:
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+# Both -----------------------------------------------------------------------------------------------------------
+
+
+class Sitting:
+    def __init__(
+        self, folder: Path, config: Config, world: World, data: Data, preprocessing: Preprocessing, quiet: bool
+    ):
+        self.folder, self.config, self.world, self.data = folder, config, world, data
+        self.preprocessing = preprocessing
+        self.screen = Screen(quiet or not world.is_main)
+        self.dtype = pick_precision(config.run, world.device)
+        torch.manual_seed(config.run.seed)
+        if config.run.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        self.trainer = self.build()
+
+    def prepare_new(self) -> None:
+        """Finds what fits the machine, then writes down everything the run depends on."""
+        trainer = self.trainer
+        find_micro_batch(trainer)
+        if self.config.run.minutes:
+            epochs = fit_into_time(trainer)
+            self.config = trainer.config = scale_epochs(self.config, epochs / self.config.run.epochs)
+        trainer.parts.facts = self.facts()
+        if self.world.is_main:
+            write_text(self.folder / "config.yaml", to_yaml(self.config))
+            write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
+            save_split(self.data.split, self.data.source, self.folder / "split.json")
+        trainer.save()
+
+    def prepare_resumed(self, progress: Progress) -> None:
+        self.trainer.parts.facts = self.facts()
+        self.trainer.restore()
+        self.screen.say(f"{self.folder}: going on after step {progress.step:,} of {progress.total_steps:,}")
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "config": to_yaml(self.config),
+            "classes": self.data.source.classes,
+            "preprocessing": self.preprocessing.to_dict(),
+            "fingerprint": fingerprint(self.data.source),
+            "processes": self.world.size,
+        }
+
+    def build(self) -> Trainer:
+        config, world, source, split = self.config, self.world, self.data.source, self.data.split
+        model, args, changed = make_model(
+            config.model,
+            classes=len(source.classes),
+            channels=config.data.channels,
+            size=self.preprocessing.size,
+        )
+        for line in changed:
+            self.screen.say(f"{config.model.init}: {line}")
+        if config.model.freeze:
+            self.screen.say(f"frozen: {freeze(model, config.model.freeze):,} parameters ({config.model.freeze})")
+        if config.run.sync_bn:
+            model = convert_sync_bn(model, world)
+        model = model.to(world.device)
+        if config.run.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if world.size > 1:
+            broadcast(model)
+        ema = Ema(model, config.run.ema) if config.run.ema else None
+        if config.run.fsdp:
+            shard(model, world, self.dtype)
+        labels = source.labels[split.train]
+        weights = balance_weights(labels, source.multilabel) if config.data.balance == "sampler" else None
+        plan = Plan(
+            split.train,
+            batch=config.run.batch,
+            seed=config.run.seed,
+            rank=world.rank,
+            world=world.size,
+            repeats=config.augment.repeats,
+            weights=weights,
+            blocks=None if source.blocks is None else source.blocks[split.train],
+        )
+        pixels = self.preprocessing.channels * np.prod(self.preprocessing.size)
+        check_shared_memory(
+            int(config.run.batch // world.size * pixels * self.preprocessing.depth // 8), config.data.workers
+        )
+        counts = labels.sum(0) if source.multilabel else np.bincount(labels, minlength=len(source.classes))
+        loss = make_loss(
+            config.loss,
+            multilabel=source.multilabel,
+            class_counts=counts,
+            balance=config.data.balance,
+            pictures=len(labels),
+        )
+        teacher = None
+        if config.loss.teacher:
+            teacher = Distillation(
+                config.loss, classes=source.classes, preprocessing=self.preprocessing, device=world.device
+            )
+        total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
+        parts = Parts(
+            source=source,
+            split=split,
+            preprocessing=self.preprocessing,
+            model=model,
+            model_args=args,
+            optimizer=make_optimizer(model, config.optim, config.run.batch),
+            ema=ema,
+            plan=plan,
+            loss=loss,
+            distillation=teacher,
+            facts={},
+        )
+        progress = Progress(total_steps=total, micro_batch=config.run.micro_batch)
+        return Trainer(self.folder, config, world, parts, self.dtype, progress, self.screen)
+
+    # Training and what follows ----------------------------------------------------------------------------------
+
+    def train(self) -> Run:
+        trainer = self.trainer
+        metrics = MetricsFile(self.folder, trainer.progress) if self.world.is_main else None
+        board = tensorboard(self.folder) if self.config.run.tensorboard and self.world.is_main else None
+        trainer.log = lambda row: [write(row) for write in (metrics and metrics.write, board) if write]  # type: ignore
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        self.screen.say(f"{self.config.model.name}, {parameters / 1e6:.1f} M parameters -> {self.folder}")
+        self.screen.start(trainer.epochs)
+        try:
+            with stopping_at_signals(trainer):
+                trainer.fit()
+        except Stopped:
+            self.screen.close()
+            self.screen.say(
+                f"Stopped after step {trainer.progress.step:,}; go on with: weft train --resume {self.folder}"
+            )
+            return Run(self.folder, {}, stopped=True)
+        finally:
+            self.screen.close()
+            if metrics:
+                metrics.close()
+        results = self.world.on_main(self.finish)
+        return Run(self.folder, results)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates the kept model as anybody would who opens the folder, and writes the report."""
+        data = self.data
+        if not len(data.split.val):
+            self.screen.say(f"No validation pictures, so no report. The model is in {self.folder}")
+            return {}
+        predictor = load(self.folder, device=str(self.world.device))
+        evaluation = evaluate(predictor, data.source, data.split.val, workers=self.config.data.workers)
+        results = evaluation.metrics()
+        write_text(self.folder / "evaluation.json", json.dumps(results))
+        page = write_report(
+            self.folder,
+            config=self.config,
+            evaluation=evaluation,
+            source=data.source,
+            split=data.split,
+            preprocessing=self.preprocessing,
+            augmented=self.trainer.augmented_batch(),
+            data_report=data.report,
+            command=shlex.join(["weft", *sys.argv[1:]])
+            if Path(sys.argv[0]).name.startswith("weft")
+            else "weft.train(...)",
+        )
+        metric = "map" if data.source.multilabel else "top1"
+        self.screen.say(
+            f"{'mAP' if metric == 'map' else 'top-1'} {results[metric]:.2%} of {results['n']:,} pictures; report: {page}"
+        )
+        return results
+
+
+def broadcast(model: torch.nn.Module) -> None:
+    """The main process's weights and buffers, everywhere."""
+    for tensor in model.state_dict().values():
+        torch.distributed.broadcast(tensor, src=0)
+
+
+@contextlib.contextmanager
+def stopping_at_signals(trainer: Trainer) -> Iterator[None]:
+    """The first SIGTERM or Ctrl-C lets the step finish and saves; the second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if trainer.stop_wanted:
+            raise KeyboardInterrupt
+        trainer.stop_wanted = True
+        trainer.screen.say("Stopping after this step; once more to stop at once.")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
