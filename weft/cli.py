@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,6 +71,40 @@ def convert(
     print(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
 
 
+@app.command
+def recipes(name: str = "", /) -> None:
+    """List the recipes, or print one.
+
+    Parameters
+    ----------
+    name
+        A recipe such as cvt-imagenet, or a YAML file. Without it, all recipes with one line each.
+    """
+    from weft.engine.recipes import recipe_file, recipe_names
+
+    if name:
+        print(recipe_file(name).read_text(encoding="utf-8"), end="")
+    else:
+        _print_columns([[name, line] for name, line in recipe_names()])
+
+
+@app.command
+def keys(filter: str = "", /) -> None:
+    """List the settings of a training run: type, default, what each does. Any is an option: --optim.lr 3e-4.
+
+    Parameters
+    ----------
+    filter
+        Part of a key or of its explanation, such as lr. Without it, all keys.
+    """
+    from weft.config import describe_keys, known_keys
+
+    rows = [row for row in describe_keys() if filter.lower() in " ".join(row).lower()]
+    if not rows:
+        raise WeftError(f"No setting matches {filter!r}." + did_you_mean(filter, list(known_keys())))
+    _print_columns(rows)
+
+
 def _print_models(infos: "list[ModelInfo]") -> None:
     header = ["model", "parameters", "MACs", "pixels", "top-1", "paper", "weights"]
     rows = [
@@ -84,13 +119,18 @@ def _print_models(infos: "list[ModelInfo]") -> None:
         ]
         for info in infos
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        cells = [f"{c:>{w}}" if 1 <= i <= 4 else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  ".join(cells).rstrip())
+    _print_columns([header, *rows], right=range(1, 5))
     places = sorted({info.files for info in infos if info.files})
     if places:
         print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
+
+
+def _print_columns(rows: list[list[str]], right: Collection[int] = ()) -> None:
+    """Aligned text; the columns in `right` are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{c:>{w}}" if i in right else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        print("  ".join(cells).rstrip())
 
 
 def main() -> None:
