@@ -213,7 +213,7 @@ def _type_name(kind: Any) -> str:
         return "|".join(choice or '""' for choice in get_args(kind))
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_type_name(part) for part in get_args(kind))
-    return {type(None): "none"}.get(kind) or str(getattr(get_origin(kind) or kind, "__name__"))
+    return "none" if kind is type(None) else (get_origin(kind) or kind).__name__
 
 
 @cache
