@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -135,8 +136,8 @@ def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
     run = train_model("demo:fashion", recipe="demo", out=out, quiet=quiet)
     if not quiet and not run.stopped:
         print(
-            f"\nA classifier of clothes, trained on 6,000 pictures of 28 x 28 pixels, is right on {run.metrics['top1']:.1%}"
-            f" of 1,000 new ones.\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
+            "\nA classifier of clothes, trained on 6,000 pictures of 28 x 28 pixels, is right on"
+            f" {run.metrics['top1']:.1%} of 1,000 new ones.\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
             f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} some.jpg"
         )
 
@@ -193,6 +194,40 @@ def convert(
     print(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
 
 
+@app.command
+def recipes(name: str = "", /) -> None:
+    """List the recipes, or print one.
+
+    Parameters
+    ----------
+    name
+        A recipe such as cvt-imagenet, or a YAML file. Without it, all recipes with one line each.
+    """
+    from weft.engine.recipes import recipe_file, recipe_names
+
+    if name:
+        print(recipe_file(name).read_text(encoding="utf-8"), end="")
+    else:
+        _print_columns([[name, line] for name, line in recipe_names()])
+
+
+@app.command
+def keys(filter: str = "", /) -> None:
+    """List the settings of a training run: type, default, what each does. Any is an option: --optim.lr 3e-4.
+
+    Parameters
+    ----------
+    filter
+        Part of a key or of its explanation, such as lr. Without it, all keys.
+    """
+    from weft.config import describe_keys, known_keys
+
+    rows = [row for row in describe_keys() if filter.lower() in " ".join(row).lower()]
+    if not rows:
+        raise WeftError(f"No setting matches {filter!r}." + did_you_mean(filter, list(known_keys())))
+    _print_columns(rows)
+
+
 def _print_models(infos: "list[ModelInfo]") -> None:
     header = ["model", "parameters", "MACs", "pixels", "top-1", "paper", "weights"]
     rows = [
@@ -207,10 +242,7 @@ def _print_models(infos: "list[ModelInfo]") -> None:
         ]
         for info in infos
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        cells = [f"{c:>{w}}" if 1 <= i <= 4 else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  ".join(cells).rstrip())
+    _print_columns([header, *rows], right=range(1, 5))
     places = sorted({info.files for info in infos if info.files})
     if places:
         print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
@@ -230,6 +262,14 @@ def take_keys(arguments: list[str]) -> list[str]:
             value = "=" + (waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true")
         taken.append(f"--set={name}{value}")
     return taken
+
+
+def _print_columns(rows: list[list[str]], right: Collection[int] = ()) -> None:
+    """Aligned text; the columns in `right` are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{c:>{w}}" if i in right else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        print("  ".join(cells).rstrip())
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ open then (`auto`) is chosen from data and device by `weft.engine.choose`, and t
 """
 
 import dataclasses
+import json
 import math
 import operator
 import os
@@ -194,6 +195,25 @@ def to_yaml(config: Config) -> str:
 def known_keys() -> Iterator[str]:
     for section, keys in _sections().items():
         yield from (f"{section}.{name}" for name in keys)
+
+
+def describe_keys() -> list[list[str]]:
+    """A row for every setting: key, type, default, help."""
+    rows = []
+    for section, keys in _sections().items():
+        for item in dataclasses.fields(get_type_hints(Config)[section]):
+            default = item.default_factory() if callable(item.default_factory) else item.default
+            kind = _type_name(keys[item.name])
+            rows.append([f"{section}.{item.name}", kind, json.dumps(default), item.metadata["help"]])
+    return rows
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(choice or '""' for choice in get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_type_name(part) for part in get_args(kind))
+    return "none" if kind is type(None) else (get_origin(kind) or kind).__name__
 
 
 @cache

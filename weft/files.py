@@ -14,6 +14,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
         temporary = Path(temporary_folder) / path.name
         write(temporary)
+        temporary.chmod(0o666 & ~_umask())  # some writers keep others from reading
         _sync(temporary)
         os.replace(temporary, path)
     if os.name == "posix":  # elsewhere a folder cannot be opened
@@ -22,6 +23,12 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from weft.data.loader import Batch
 from weft.engine.loop import Trainer, is_out_of_memory
-from weft.engine.state import gather_tensors, load_tensors
+from weft.engine.state import load_tensors, snapshot
 from weft.tasks.classify import EVAL_BATCH
 
 CPU_MICRO_BATCH = 128
@@ -27,7 +27,7 @@ def find_micro_batch(trainer: Trainer) -> None:
     if trainer.device.type != "cuda":
         trainer.progress.micro_batch = min(mine, CPU_MICRO_BATCH)
         return
-    before = gather_tensors(trainer.model, trainer.ema, trainer.optimizer)
+    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
     while not _fits(trainer, mine):
         trainer.halve_micro_batch()
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
@@ -70,7 +70,7 @@ def fit_into_time(trainer: Trainer) -> float:
 
     Returns the number of epochs, which is a fraction where not even one fits.
     """
-    before = gather_tensors(trainer.model, trainer.ema, trainer.optimizer)
+    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
     steps_per_epoch = trainer.parts.plan.steps_per_epoch
     start, times = time.monotonic(), []
     for step, batch in trainer.batches():

@@ -57,7 +57,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 # Learning rate --------------------------------------------------------------------------------------------------
 
 
-def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: int) -> float:
+def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) -> float:
     """The learning rate after `epoch` epochs, which may be a fraction, of a run of `epochs`.
 
     The linear warm-up takes the place of the beginning of the cosine and of the steps, as in timm and DeiT: both count

@@ -354,10 +354,8 @@ class Sitting:
             if Path(sys.argv[0]).name.startswith("weft")
             else "weft.train(...)",
         )
-        metric = "map" if data.source.multilabel else "top1"
-        self.screen.say(
-            f"{'mAP' if metric == 'map' else 'top-1'} {results[metric]:.2%} of {results['n']:,} pictures; report: {page}"
-        )
+        metric, name = ("map", "mAP") if data.source.multilabel else ("top1", "top-1")
+        self.screen.say(f"{name} {results[metric]:.2%} on {results['n']:,} pictures; report: {page}")
         return results
 
 

@@ -55,13 +55,21 @@ class Progress:
 
 
 def gather_tensors(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of a state on the CPU, by name. Sharded ones are put together, so every process must take part."""
+    """All tensors of a state on the CPU, by name; what lies there already is not copied.
+
+    Sharded ones are put together, so every process must take part.
+    """
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     if ema is not None:
         tensors |= {f"ema.{key}": value for key, value in ema.module.state_dict().items()}
     for name, parameter in model.named_parameters():
         tensors |= {f"optim.{name}:{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
     return {key: whole(value).detach().contiguous().cpu() for key, value in tensors.items()}
+
+
+def snapshot(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """A copy of all tensors, for `load_tensors`."""
+    return {key: value.clone() for key, value in gather_tensors(model, ema, optimizer).items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
