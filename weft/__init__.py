@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.models.fuse import fuse
     from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
-    from weft.train import train
+    from weft.training import train
 
 __version__ = "0.1.0"
 __all__ = ["WeftError", "convert", "create_model", "fuse", "list_models", "load_host", "save_model", "train"]
@@ -30,7 +30,7 @@ _HOME = {
     "list_models": "weft.models.registry",
     "load_host": "weft.models.host",
     "save_model": "weft.models.folder",
-    "train": "weft.train",
+    "train": "weft.training",
 }
 
 

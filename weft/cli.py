@@ -103,7 +103,7 @@ def train(
     keys
         Any setting of `weft keys`, more simply written as --optim.lr 0.001.
     """
-    from weft.train import train as train_model
+    from weft.training import train as train_model
 
     short = dict(model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size, batch=batch, lr=lr, val=val)
     short |= dict(fraction=fraction, balance=balance, freeze=freeze, teacher=teacher, patience=patience, seed=seed)
@@ -131,7 +131,7 @@ def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
     quiet
         Say nothing but errors.
     """
-    from weft.train import train as train_model
+    from weft.training import train as train_model
 
     run = train_model("demo:fashion", recipe="demo", out=out, quiet=quiet)
     if not quiet and not run.stopped:

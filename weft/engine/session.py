@@ -41,7 +41,7 @@ from weft.predict import evaluate, load
 from weft.report import write_report
 from weft.tasks.classify import balance_weights, make_loss
 from weft.tasks.distill import Distillation
-from weft.train import Run
+from weft.training import Run
 
 
 @dataclass
