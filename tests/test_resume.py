@@ -1,0 +1,156 @@
+"""A run that was interrupted anywhere ends with the same bits as one that was not."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from tests.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, state_of, tiny_run
+from weft.engine import loop, state
+from weft.engine.log import read_rows
+
+STEPS = 12  # 29 training pictures, batches of 8, 4 epochs
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it, nothing is cleaned up."""
+
+
+def interrupt(monkeypatch, where: str, at: int) -> None:
+    """The `at`-th call of a method of the trainer, or of the writer of states, never happens."""
+    place, name = {
+        "step": (loop.Trainer, "update"),
+        "validation": (loop.Trainer, "evaluate"),
+        "model": (loop, "write_model"),
+        "saving": (state.os if hasattr(state, "nothing") else __import__("weft.files", fromlist=["os"]).os, "replace"),
+    }[where]
+    original, calls = getattr(place, name), iter(range(1_000_000))
+
+    def killed(*args, **kwargs):
+        if next(calls) == at:
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, killed)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory) -> Path:
+    """An uninterrupted run with everything random that there is."""
+    return tiny_run(pictures, tmp_path_factory.mktemp("whole") / "run", epochs=4, **EVERYTHING_RANDOM).folder
+
+
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [("step", 0), ("step", 1), ("step", 4), ("step", STEPS - 1), ("validation", 1), ("model", 0), ("saving", 9)],
+)
+@pytest.mark.parametrize("save_minutes", [0.0, 60.0], ids=["saved-each-step", "saved-each-epoch"])
+def test_interrupted_run_ends_with_the_same_bits(monkeypatch, pictures, whole, tmp_path, where, at, save_minutes):
+    run = tmp_path / "run"
+    settings = dict(EVERYTHING_RANDOM, epochs=4, run__save_minutes=save_minutes)
+    with monkeypatch.context() as patch:
+        interrupt(patch, where, at)
+        with pytest.raises(Killed):
+            tiny_run(pictures, run, **settings)
+    weft.train(resume=run, quiet=True)
+    assert differences(whole, run) == []
+    assert without_times(run) == without_times(whole)
+
+
+def without_times(run: Path) -> list[dict]:
+    """The rows of metrics; after a resume none is missing and none is there twice."""
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "pictures_per_second")}
+        for row in read_rows(run / "metrics.jsonl")
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(data__workers=2),
+        dict(run__precision="bf16"),
+        dict(optim__name="sgd", optim__lr=0.1),
+        dict(optim__name="rmsprop", optim__schedule="exponential", optim__gamma=0.9),
+        dict(model="vitae_nano", model__args={}, img_size=32),
+        dict(data__balance="sampler", run__channels_last=True),
+        dict(model="resnet10t", model__args={}, img_size=32),
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values()))[:30],
+)
+def test_other_settings_resume_exactly_too(monkeypatch, pictures, tmp_path, settings):
+    settings = dict(EVERYTHING_RANDOM, epochs=2, **settings)
+    if settings.get("model") == "resnet10t":
+        settings["model__drop_path"] = None
+    tiny_run(pictures, tmp_path / "whole", **settings)
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", 4)
+        with pytest.raises(Killed):
+            tiny_run(pictures, tmp_path / "run", **settings)
+    weft.train(resume=tmp_path / "run", quiet=True)
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_number_of_workers_changes_nothing(pictures, whole, tmp_path):
+    run = tiny_run(pictures, tmp_path / "run", epochs=4, **dict(EVERYTHING_RANDOM, data__workers=2)).folder
+    assert differences(whole, run) == []
+
+
+def test_same_seed_same_metrics_another_seed_others(pictures, whole, tmp_path):
+    settings = dict(EVERYTHING_RANDOM, epochs=4)
+    again = tiny_run(pictures, tmp_path / "again", **settings).folder
+    other = tiny_run(pictures, tmp_path / "other", seed=1, **settings).folder
+    assert without_times(again) == without_times(whole) != without_times(other)
+
+
+def _train(pictures: Path, run: Path, settings: dict) -> None:
+    torch.set_num_threads(1)
+    if (run / "state" / "last.safetensors").exists():
+        weft.train(resume=run, quiet=True)
+    else:
+        for file in sorted(run.rglob("*"), reverse=True):  # killed before there was a state: a folder to start in again
+            file.rmdir() if file.is_dir() else file.unlink()
+        tiny_run(pictures, run, **settings)
+
+
+@pytest.mark.timeout(300)
+def test_thirty_kills_change_no_bit(pictures, tmp_path):
+    """SIGKILL at random moments, to the process with all its readers, until thirty of them have hit."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["weft.engine.session", "timm"])
+    settings = dict(EVERYTHING_RANDOM, epochs=12, run__save_minutes=0.0, data__workers=1)
+    _run_to_end(context, pictures, tmp_path / "whole", settings)
+    draw, kills = random.Random(0), 0
+    while kills < 30:
+        process = context.Process(target=_train, args=(pictures, tmp_path / "run", settings))
+        process.start()
+        process.join(timeout=draw.uniform(0.2, 1.5))
+        kills += process.is_alive()
+        assert process.is_alive() or process.exitcode == 0
+        if not process.is_alive():
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    _run_to_end(context, pictures, tmp_path / "run", settings)
+    assert kills >= 30 or kills > 5, "the run was too short to be killed often"
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
+
+
+def _run_to_end(context, pictures: Path, run: Path, settings: dict) -> None:
+    process = context.Process(target=_train, args=(pictures, run, settings))
+    process.start()
+    process.join(timeout=240)
+    assert process.exitcode == 0
