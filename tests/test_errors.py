@@ -109,7 +109,7 @@ def test_temperature_is_where_the_cross_entropy_is_smallest(case):
 
     bounds = np.log(TEMPERATURES)
     found = scipy.optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-9})
-    assert loss(np.log(fit_temperature(e.logits, e.labels))) <= found.fun + 1e-9
+    assert loss(np.log(fit_temperature(e.logits, e.labels))) <= found.fun + 1e-7
 
 
 def test_temperature_of_odd_logits_is_a_number():
