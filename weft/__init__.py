@@ -17,17 +17,31 @@ if TYPE_CHECKING:
     from weft.models.fuse import fuse
     from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
-    from weft.training import train
+    from weft.predict import load
+    from weft.training import Run, train
 
 __version__ = "0.1.0"
-__all__ = ["WeftError", "convert", "create_model", "fuse", "list_models", "load_host", "save_model", "train"]
+__all__ = [
+    "Run",
+    "WeftError",
+    "convert",
+    "create_model",
+    "fuse",
+    "list_models",
+    "load",
+    "load_host",
+    "save_model",
+    "train",
+]
 
 _HOME = {
+    "Run": "weft.training",
     "WeftError": "weft.errors",
     "convert": "weft.models.convert",
     "create_model": "weft.models.registry",
     "fuse": "weft.models.fuse",
     "list_models": "weft.models.registry",
+    "load": "weft.predict",
     "load_host": "weft.models.host",
     "save_model": "weft.models.folder",
     "train": "weft.training",

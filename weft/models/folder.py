@@ -1,6 +1,7 @@
 """A model as a folder: `model.safetensors` and `config.json`, in the layout that timm opens as "local-dir:FOLDER"."""
 
 import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from weft.errors import WeftError, check_writable
 from weft.files import write_atomic
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
+from weft.models.convert import load_weights
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> Path:
@@ -61,6 +63,50 @@ def write_model(
     arguments = _arguments(model) if isinstance(model, HybridModel) else {**(args or {}), **common}
     entry = {"preprocessing": preprocessing, "multilabel": multilabel, "version": __version__}
     _write(model, folder, weights or model.state_dict(), cfg, arguments, classes, {"weft": entry})
+
+
+def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model in a folder, with all of its weights, and the content of config.json."""
+    config = _read_config(folder)
+    return _build(folder, config), config
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise WeftError(f"{folder} does not exist; give a run or model folder.")
+    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+    if missing:
+        raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WeftError(f"{folder}/config.json is damaged; expected timm's layout.") from None
+    if names and len(names) != count:
+        raise WeftError(f"{folder}/config.json has {len(names)} label_names for {count} classes.")
+    return config
+
+
+def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
+    """The model with its weights, every one of which must be there and fit."""
+    if not timm.is_model(config["architecture"]):
+        raise WeftError(f"{folder}/config.json: there is no model {config['architecture']!r}.")
+    try:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeftError(f"{folder}/config.json cannot be built: {why}") from None
+    weights, own = load_weights(folder / "model.safetensors"), model.state_dict()
+    shapes = [{key: tuple(value.shape) for key, value in tensors.items()} for tensors in (own, weights)]
+    odd = sorted(key for key in {*own, *weights} if shapes[0].get(key) != shapes[1].get(key))
+    if odd:
+        expected, found = (each.get(odd[0], "none") for each in shapes)
+        raise WeftError(
+            f"{folder}/model.safetensors does not fit config.json ({config['architecture']}, {config['num_classes']}"
+            f" classes): {len(odd)} tensors differ, such as {odd[0]}: expected {expected}, found {found}."
+        )
+    model.load_state_dict(weights)
+    return model
 
 
 def _check_savable(model: nn.Module) -> HybridModel:

@@ -1,0 +1,295 @@
+"""Using what was trained: `weft.load(folder).predict(pictures)`, and evaluation on pictures whose labels are known.
+
+Both read pictures through the loader, the preprocessing and the batches of training's validation, so all three agree.
+"""
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import timm.data
+import torch
+from torch import Tensor, nn
+
+from weft.analysis.errors import Evaluation, nearest_valid
+from weft.config import Config, DataConfig, override, read_yaml
+from weft.data.loader import Batch, eval_batches
+from weft.data.read import BadPicture
+from weft.data.sources import PICTURE_ENDINGS, Source, join, open_source, relabelled
+from weft.data.split import load_split
+from weft.data.transforms import Preprocessing
+from weft.engine.device import pick_device, pick_precision
+from weft.errors import WeftError, check_choice, check_positive
+from weft.models.folder import open_model
+from weft.tasks.classify import EVAL_BATCH
+
+Progress = Callable[[int, int], None]  # pictures done, of how many
+
+
+@dataclass(frozen=True)
+class Prediction:
+    name: str
+    labels: list[str]  # the likeliest first
+    probabilities: list[float]  # of these labels; they add up to 1 over all classes, unless a picture may have several
+    error: str = ""  # why there are none
+
+
+class Predictor:
+    """A model with all that is needed to use it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocessing: Preprocessing,
+        classes: list[str],
+        multilabel: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.model = model.to(device).eval()
+        self.preprocessing, self.classes, self.multilabel = preprocessing, classes, multilabel
+        self.device, self.dtype = device, dtype
+
+    @torch.no_grad()
+    def logits(self, pictures: Tensor) -> Tensor:
+        """(B, classes) float32 of (B, C, h, w) pictures as `preprocessing.picture` gives them."""
+        x = self.preprocessing.normalise(pictures.to(self.device, non_blocking=True))
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.model(x).float()
+
+    def predict(
+        self,
+        pictures: Any,
+        top: int = 5,
+        *,
+        batch: int = EVAL_BATCH,
+        workers: int = 0,
+        progress: Progress | None = None,
+    ) -> list[Prediction]:
+        """What the model sees in pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow
+        image, an (H, W) or (H, W, C) array, or a list of these.
+
+        A picture that cannot be read has an `error`; the others are not touched by that.
+        """
+        check_positive(top=top, batch=batch)
+        found = _Found(pictures)
+        predictions = [Prediction(name, [], []) for name in found.names]
+        for done, scores in self._run(found, np.arange(len(found.names)), batch, workers, progress):
+            scale = torch.sigmoid if self.multilabel else torch.nn.Softmax(dim=1)
+            values, order = scale(scores.double()).sort(dim=1, descending=True, stable=True)
+            for i, p, classes in zip(done.index.tolist(), values.tolist(), order.tolist(), strict=True):
+                labels = [self.classes[c] for c in classes[:top]]
+                predictions[i] = replace(predictions[i], labels=labels, probabilities=p[:top])
+            for i, why in done.bad:
+                predictions[i] = replace(predictions[i], error=why)
+        return predictions
+
+    def _run(
+        self, source: Any, indices: np.ndarray, batch: int, workers: int, progress: Progress | None
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Batches and their (B, classes) logits, on the host."""
+        count = 0
+        pin = self.device.type == "cuda"
+        for read in eval_batches(source, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
+            empty = torch.zeros(0, len(self.classes))  # not all models take a batch of no pictures
+            yield read, self.logits(read.pictures).cpu() if len(read.pictures) else empty
+            count += len(read.index) + len(read.bad)
+            if progress:
+                progress(count, len(indices))
+
+
+def evaluate(
+    predictor: Predictor,
+    source: Source,
+    indices: np.ndarray,
+    *,
+    batch: int = EVAL_BATCH,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """What `predictor` says about the pictures at `indices`, next to their labels, which are matched by class name.
+
+    Pictures that cannot be read are left out, as in training.
+    """
+    truth, valid = _truth(predictor, source, indices)
+    row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
+    logits, rows = [np.zeros((0, len(predictor.classes)), np.float32)], []
+    for read, scores in predictor._run(source, indices, batch, workers, progress):
+        logits.append(scores.numpy())
+        rows += [row[index] for index in read.index.tolist()]
+    if not rows:
+        raise WeftError(f"{source.root}: none of the {len(indices)} pictures to evaluate can be read.")
+    scores, labels = np.concatenate(logits), truth[rows]
+    if valid is not None:
+        labels = nearest_valid(scores, valid[rows])
+    names = [source.names[indices[i]] for i in rows]
+    return Evaluation(names, predictor.classes, predictor.multilabel, scores, labels)
+
+
+def _truth(predictor: Predictor, source: Source, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Labels, and all labels that count as right where the source has several, in the model's classes."""
+    classes = predictor.classes
+    if _numbered(classes) and len(source.classes) == len(classes):
+        classes = source.classes  # a published model without names: the order of the classes is all there is
+    if source.multilabel and not predictor.multilabel:
+        raise WeftError(f"{source.root} has several labels per picture; the model was trained on one.")
+    labels = relabelled(source, classes, indices)
+    if predictor.multilabel and not source.multilabel:
+        labels = np.eye(len(classes), dtype=bool)[labels]
+    if source.valid is None:
+        return labels, None
+    return labels, relabelled(replace(source, labels=source.valid, multilabel=True), classes, indices)
+
+
+def _numbered(classes: list[str]) -> bool:
+    return classes == [str(i) for i in range(len(classes))]
+
+
+class _Found:
+    """Pictures that somebody named, as the loader wants them."""
+
+    multilabel = False
+
+    def __init__(self, pictures: Any):
+        entries = list(_find(pictures))
+        self.names = [name for name, _ in entries]
+        self.files = [file for _, file in entries]
+        self.labels = np.zeros(len(entries), np.int64)
+
+    def open(self, index: int) -> Any:
+        if isinstance(self.files[index], BadPicture):
+            raise self.files[index]
+        return self.files[index]
+
+
+def _find(pictures: Any) -> Iterator[tuple[str, Any]]:
+    """Name and file of each picture, or name and what is wrong with it."""
+    if isinstance(pictures, str | os.PathLike):
+        yield from _find_files(os.fspath(pictures))
+    elif isinstance(pictures, Iterable) and not isinstance(pictures, np.ndarray | bytes):
+        for i, picture in enumerate(pictures):
+            for name, file in _find(picture):
+                yield name or f"picture {i}", file
+    else:
+        yield getattr(pictures, "filename", ""), pictures
+
+
+def _find_files(path: str) -> Iterator[tuple[str, Any]]:
+    if os.path.isdir(path):
+        below = (p for p in sorted(Path(path).rglob("*")) if p.suffix.lower() in PICTURE_ENDINGS)
+        files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        nothing = "a folder without pictures"
+    else:
+        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in sorted(glob.glob(path, recursive=True))]
+        nothing = "no such file or folder"
+    for file in files:
+        yield _shown(str(file)), file
+    if not files:
+        yield _shown(path), BadPicture(nothing)
+
+
+def _shown(path: str) -> str:
+    """A path that can be printed, whatever bytes the file system has."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+# A run or model folder ------------------------------------------------------------------------------------------
+
+
+def load(folder: str | os.PathLike[str], device: str = "auto") -> Predictor:
+    """Opens what was trained or converted: a run, or any folder that `save_model` wrote.
+
+    A run is computed with as training validated it; classes without names have their numbers.
+    """
+    folder = Path(folder)
+    model, config = open_model(folder)
+    classes = config.get("label_names") or [str(i) for i in range(config["num_classes"])]
+    entry = config.get("weft", {})
+    stored = entry.get("preprocessing")
+    preprocessing = Preprocessing.from_dict(stored) if stored else timms_preprocessing(model)
+    where, dtype = pick_device(device), torch.float32
+    if (folder / "config.yaml").is_file():
+        run = override(Config(), read_yaml(folder / "config.yaml")).run
+        if not (run.precision == "fp16" and where.type == "cpu"):
+            dtype = pick_precision(run, where)
+        if run.channels_last:
+            model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return Predictor(model, preprocessing, classes, bool(entry.get("multilabel", False)), where, dtype)
+
+
+def timms_preprocessing(model: nn.Module) -> Preprocessing:
+    """What timm would do, for a model that was not trained here."""
+    data = timm.data.resolve_model_data_config(model)
+    channels, height, width = data["input_size"]
+    return Preprocessing(
+        size=(height, width),
+        channels=channels,
+        depth=8,
+        mean=_for_channels(data["mean"], channels),
+        std=_for_channels(data["std"], channels),
+        interpolation=data["interpolation"],
+        crop_pct=data["crop_pct"],
+        crop_mode=data["crop_mode"],
+        max_pixels=DataConfig.max_pixels,
+    )
+
+
+def _for_channels(values: Iterable[float], channels: int) -> tuple[float, ...]:
+    """One number for each channel: their mean where there are other channels than the model's authors had."""
+    values = tuple(values)
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+# What `weft eval` looks at --------------------------------------------------------------------------------------
+
+SPLITS = ("val", "test", "all")
+
+
+def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "") -> tuple[Source, np.ndarray, str]:
+    """The source to evaluate on, which of its pictures, and one line that says so.
+
+    Without `data`, or where `data` is what the run was trained on, these are the pictures that it kept for
+    validation. Of other data the validation pictures are taken, or else the test pictures, or else all.
+    """
+    if split:
+        check_choice("split", split, SPLITS)
+    config = _data_config(Path(folder))
+    if data and not (config and _same_place(data, config.source)):
+        source, whose = open_source(data), ""
+        parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
+        split = split or next((name for name in parts if len(parts[name])), "all")
+    elif config:
+        source, parts = _own_data(Path(folder), config)
+        whose, split = ", by the run's own split", split or "val"
+    else:
+        raise WeftError(f"{folder} has no data of its own; say which: weft eval {folder} DATA")
+    parts["all"] = np.arange(len(source))
+    if not len(parts[split]):
+        others = [name for name in SPLITS if len(parts[name])]
+        raise WeftError(f"{source.root} has no {split} pictures; choose --split {' or '.join(others)}.")
+    what = {"val": "validation pictures", "test": "test pictures", "all": "pictures"}[split]
+    return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
+
+
+def _data_config(folder: Path) -> DataConfig | None:
+    """The data of a run; None for a model folder that is none."""
+    if not (folder / "config.yaml").is_file() or not (folder / "split.json").is_file():
+        return None
+    return override(Config(), read_yaml(folder / "config.yaml")).data
+
+
+def _same_place(data: str, other: str) -> bool:
+    return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
+
+
+def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
+    source = open_source(config.source, group=config.group)
+    if config.val:
+        source = join(source, open_source(config.val, group=config.group))
+    split = load_split(folder / "split.json", source)
+    return source, {"val": split.val, "test": split.test}
