@@ -43,12 +43,14 @@ class Chart:
     y_ticks: list[Tick]
     lines: list[Line]
     mark: Dot | None = None  # the one point that matters
-    width: int = WIDTH
     height: int = HEIGHT
+    width: int = WIDTH
     left: int = LEFT
     right: int = WIDTH - RIGHT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,12 @@ def line_chart(
     show_x: Callable[[float], str] | None = None,
     mark: tuple[Point, str] | None = None,
     zero: bool = False,
+    height: int = HEIGHT,
 ) -> Chart | None:
     """A chart of named lines, or None where none of them has a point; `show` writes a value of the y axis.
 
     The x axis has whole numbers only, such as epochs, unless `show_x` says how to write others. `zero`: the y axis
-    starts there. Where the values span more than a factor of 300 the y axis is logarithmic.
+    starts there; else it is logarithmic where the values span more than a factor of 300.
     """
     finite = {name: [p for p in points if math.isfinite(p[1])] for name, points in lines.items()}
     everything = [point for points in finite.values() for point in points]
@@ -90,7 +93,7 @@ def line_chart(
     x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (xs[0] - 1, xs[0] + 1)
     x = Axis(x_low, x_high, LEFT, WIDTH - RIGHT)
     x_values = nice_ticks(x_low, x_high, 8, whole=show_x is None)
-    y = Axis(y_values[0], y_values[-1], HEIGHT - BOTTOM, TOP, log=log)
+    y = Axis(y_values[0], y_values[-1], height - BOTTOM, TOP, log=log)
     return Chart(
         title,
         x_name,
@@ -98,6 +101,7 @@ def line_chart(
         [Tick(y(v), label) for v, label in zip(y_values, _labels(y_values, show, log), strict=True)],
         [_line(name, points, x, y, show) for name, points in lines.items() if finite[name]],
         Dot(x(mark[0][0]), y(mark[0][1]), mark[1]) if mark and math.isfinite(mark[0][1]) else None,
+        height,
     )
 
 
@@ -111,7 +115,7 @@ def nice_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -
 
 
 def _y_ticks(low: float, high: float, zero: bool) -> tuple[list[float], bool]:
-    if low > 0 and high / low > 300:
+    if low > 0 and high / low > 300 and not zero:
         return [10.0**i for i in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)], True
     low = min(low, 0.0) if zero else low
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # a flat line runs through the middle

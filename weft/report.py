@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weft.data.transforms import Preprocessing
 
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
-AUGMENTED, PREDICTIONS, MISTAKES, PAIRS, PAIR_PICTURES = 24, 24, 18, 8, 6  # pictures shown, at most
+AUGMENTED, PREDICTIONS, MISTAKES, PAIRS, PAIR_PICTURES = 24, 24, 16, 6, 6  # pictures shown, at most
 NAMES = 100  # of left-out files and of a problem's files
 COLUMNS = {"ap": "Average precision", "precision": "Precision", "recall": "Recall", "f1": "F1"}
 SIDE = 128  # pixels of a thumbnail, which is shown smaller
@@ -60,7 +60,7 @@ def write_report(
         "report.html.j2",
         name=run.name,
         model=config.model.name,
-        data=Path(config.data.source).name or config.data.source,
+        data=data_name(config.data.source),
         metrics=metrics,
         multilabel=evaluation.multilabel,
         classes=evaluation.classes,
@@ -91,6 +91,7 @@ def write_report(
         command=command,
         small=max(preprocessing.size) <= 64,
         size=preprocessing.size,
+        softened=config.loss.smoothing > 0 or config.augment.mixup > 0 or config.augment.cutmix > 0,
         columns=[dict(key=key, name=name) for key, name in COLUMNS.items() if key in metrics["per_class"][0]],
         calibration_text=None if evaluation.multilabel else calibration_text(metrics),
         most_in_bin=max((bin["n"] for bin in metrics.get("reliability", ())), default=0) or 1,
@@ -129,6 +130,14 @@ def read_history(file: Path) -> History:
     return History(*([row for row in ordered if row["kind"] == kind] for kind in ("step", "epoch", "event")))
 
 
+def data_name(source: str) -> str:
+    """What to call the data: the last part of a path, the set's name in NAME:ROOT."""
+    name, colon, _ = source.partition(":")
+    if colon and name.isidentifier() and len(name) > 1:  # C: is a drive
+        return source if name == "demo" else name
+    return Path(source).name or source
+
+
 def verdict(metrics: dict[str, Any], evaluation: "Evaluation") -> list[str]:
     """The result in plain sentences."""
     seen = [row for row in metrics["per_class"] if row["n"]]
@@ -154,7 +163,7 @@ def curves(history: History, *, many_classes: bool) -> dict[str, Chart | None]:
     scores = {name: _points(epochs, score)}
     if name == "mAP" or many_classes:
         scores |= {"top-5": _points(epochs, "val_top5"), "F1": _points(epochs, "val_f1")}
-    mark = ((best["epoch"], best[score]), f"best: epoch {best['epoch']}, {best[score]:.1%}") if best else None
+    mark = ((best["epoch"], best[score]), f"best: epoch {best['epoch']}, {100 * best[score]:.1f} %") if best else None
     losses = {
         "each step": _points(steps, "loss"),
         "training": _points(epochs, "train_loss"),
@@ -187,6 +196,7 @@ def reliability_chart(metrics: dict[str, Any]) -> Chart | None:
         x_name="stated probability",
         show=_percent,
         show_x=_percent,
+        height=360,
     )
 
 
@@ -320,13 +330,11 @@ def machine(device: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 07 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    """`42 s`, `7.2 min`, `2.1 h`."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def short_count(n: int) -> str:
