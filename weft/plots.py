@@ -4,7 +4,7 @@ Colours and lines belong to the page, so that a chart follows its light or dark 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -70,7 +70,7 @@ class Axis:
 
 def line_chart(
     title: str,
-    lines: dict[str, Sequence[Point]],
+    lines: Mapping[str, Sequence[Point]],
     *,
     x_name: str = "epoch",
     show: Callable[[float], str] = "{:.4g}".format,

@@ -4,7 +4,7 @@ Here the numbers and pictures are collected; `templates/report.html.j2` says how
 """
 
 import dataclasses
-import json
+import math
 import platform
 import shlex
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.config import Config
+from weft.engine.log import METRICS, read_rows
 from weft.files import write_text
 from weft.page import data_uri, render
 from weft.plots import Chart, Point, line_chart
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
 AUGMENTED, PREDICTIONS, MISTAKES, PAIRS, PAIR_PICTURES = 24, 24, 16, 6, 6  # pictures shown, at most
 NAMES = 100  # of left-out files and of a problem's files
-COLUMNS = {"ap": "Average precision", "precision": "Precision", "recall": "Recall", "f1": "F1"}
+PACKAGES = "torch", "torchvision", "timm"
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 SIDE = 128  # pixels of a thumbnail, which is shown smaller
 
 
@@ -53,52 +56,39 @@ def write_report(
     `run` holds metrics.jsonl and the model; `evaluation` is that of the validation pictures, `augmented` a
     (B, C, H, W) batch as the model was shown it in training, before normalisation; `command` repeats the run.
     """
-    history = read_history(run / "metrics.jsonl")
-    metrics = evaluation.metrics()
+    history, metrics = read_history(run), evaluation.metrics()
     album = Album(evaluation, source, split, preprocessing)
     page = render(
         "report.html.j2",
-        name=run.name,
-        model=config.model.name,
-        data=data_name(config.data.source),
-        metrics=metrics,
-        multilabel=evaluation.multilabel,
-        classes=evaluation.classes,
-        verdict=verdict(metrics, evaluation),
+        folder=run.resolve().name,
+        shell_folder=shlex.quote(run.resolve().name),
+        config=config,
+        evaluation=evaluation,
+        source=source,
+        preprocessing=preprocessing,
+        data_report=data_report,
+        command=command,
         history=history,
-        epochs_planned=config.run.epochs,
-        time=duration(sum(row["seconds"] for row in history.epochs)),
-        parameters=short_count(_parameters(run)),
+        metrics=metrics,
+        data=data_name(config.data.source),
+        verdict=verdict(metrics, evaluation),
+        seconds=in_units(sum(row["seconds"] for row in history.epochs), SECONDS),
+        parameters=in_units(_parameters(run), COUNTS),
+        epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
         charts=curves(history, many_classes=len(evaluation.classes) >= 20),
-        per_class=worst_first(metrics),
         matrix=not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES,
-        augmented=[data_uri(visible(picture), SIDE) for picture in augmented[:AUGMENTED]],
-        predictions=album.random(PREDICTIONS, config.run.seed),
-        mistakes=album.mistakes(MISTAKES),
+        per_class=worst_first(metrics),
         pairs=album.pairs(PAIRS, PAIR_PICTURES),
+        mistakes=album.mistakes(MISTAKES),
+        predictions=album.random(PREDICTIONS, config.run.seed),
+        augmented=[data_uri(visible(picture), SIDE) for picture in augmented[:AUGMENTED]],
         calibration=None if evaluation.multilabel else reliability_chart(metrics),
         counts=counts(source, split),
-        layout=source.layout,
-        notes=source.notes,
-        problems=data_report.problems,
-        bad=data_report.bad,
         most_names=NAMES,
         settings=settings(config),
-        versions={"weft": version("weft"), "python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "torchvision", "timm")},
+        versions={"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         machine=machine(config.run.device),
         date=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
-        command=command,
-        small=max(preprocessing.size) <= 64,
-        size=preprocessing.size,
-        softened=config.loss.smoothing > 0 or config.augment.mixup > 0 or config.augment.cutmix > 0,
-        columns=[dict(key=key, name=name) for key, name in COLUMNS.items() if key in metrics["per_class"][0]],
-        calibration_text=None if evaluation.multilabel else calibration_text(metrics),
-        most_in_bin=max((bin["n"] for bin in metrics.get("reliability", ())), default=0) or 1,
-        part_names={"train": "training", "val": "validation", "test": "test"},
-        folder=shlex.quote(run.name),
-        folder_text=json.dumps(run.name),
-        local_dir=json.dumps(f"local-dir:{run.name}"),
     )
     write_text(run / "report.html", page)
     return run / "report.html"
@@ -117,15 +107,9 @@ class History:
         return next((row for row in reversed(self.epochs) if row["best"]), None)
 
 
-def read_history(file: Path) -> History:
-    """A step that was repeated after a rollback or a kill counts once, as it went last; a torn last line not at all."""
-    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["kind"], row["step"], row.get("text", "")] = row
+def read_history(run: Path) -> History:
+    """A step that was done again after a rollback counts once, as it went last."""
+    rows = {(row["kind"], row["step"], row.get("text")): row for row in read_rows(run / METRICS)}
     ordered = sorted(rows.values(), key=lambda row: row["step"])
     return History(*([row for row in ordered if row["kind"] == kind] for kind in ("step", "epoch", "event")))
 
@@ -141,6 +125,8 @@ def data_name(source: str) -> str:
 def verdict(metrics: dict[str, Any], evaluation: "Evaluation") -> list[str]:
     """The result in plain sentences."""
     seen = [row for row in metrics["per_class"] if row["n"]]
+    if not seen:
+        return ["There were no validation pictures with a label, so how good the model is was not measured."]
     if evaluation.multilabel:
         weakest = min(seen, key=lambda row: row["ap"])
         guess = evaluation.labels.mean(0)[[row["n"] > 0 for row in metrics["per_class"]]].mean()
@@ -148,9 +134,12 @@ def verdict(metrics: dict[str, Any], evaluation: "Evaluation") -> list[str]:
             f"The mean average precision is {metrics['map']:.2f}: 1 would be perfect, guessing gives {guess:.2f}.",
             f"The weakest class is {weakest['name']} ({weakest['ap']:.2f}).",
         ]
-    weakest = min(seen, key=lambda row: row["recall"])
     low, high = (round(100 * bound) for bound in metrics["top1_interval"])
     first = f"Of 100 new pictures about {100 * metrics['top1']:.0f} would be named correctly ({low} to {high})."
+    weakest = min(seen, key=lambda row: row["recall"])
+    lost = sum(row["recall"] == 0 for row in seen)
+    if lost > 1:
+        return [first, f"{lost} of {len(seen)} classes are not recognised at all, such as {weakest['name']}."]
     if weakest["recall"] == 1:
         return [first, "No class has a mistake."]
     return [first, f"The weakest class is {weakest['name']}: about {100 * weakest['recall']:.0f} of 100 are found."]
@@ -170,7 +159,9 @@ def curves(history: History, *, many_classes: bool) -> dict[str, Chart | None]:
         "validation": _points(epochs, "val_loss"),
     }
     return {
-        "score": line_chart("Validation accuracy" if name == "top-1" else "Validation", scores, show=_percent, mark=mark),
+        "score": line_chart(
+            "Validation accuracy" if name == "top-1" else "Validation", scores, show=_percent, mark=mark
+        ),
         "loss": line_chart("Loss", losses),
         "lr": line_chart("Learning rate", {"learning rate": _points(steps or epochs, "lr")}, zero=True),
         "grad_norm": line_chart("Norm of the gradient", {"norm": _points(steps, "grad_norm")}),
@@ -197,18 +188,6 @@ def reliability_chart(metrics: dict[str, Any]) -> Chart | None:
         show=_percent,
         show_x=_percent,
         height=360,
-    )
-
-
-def calibration_text(metrics: dict[str, Any]) -> str:
-    """How to read the reliability diagram of this model."""
-    off, temperature = 100 * metrics["ece"], metrics["temperature"]
-    better = metrics["ece_after_temperature"] < metrics["ece"]
-    kind = "too sure of itself" if temperature > 1 else "too modest"
-    return (
-        f"Where the model says 80 %, it should be right 80 times of 100. Its probabilities are off by {off:.1f} points "
-        f"on average"
-        + (f": it is {kind}, and dividing its logits by {temperature:.2f} mends most of it." if better else ".")
     )
 
 
@@ -253,21 +232,22 @@ class Album:
         return [self.figure(mistake.index) for mistake in self.evaluation.worst(most)]
 
     def pairs(self, most: int, pictures: int) -> list[dict[str, Any]]:
-        """The classes most often taken for each other, with examples."""
+        """The classes most often taken for others, with examples."""
+        confused = [] if self.evaluation.multilabel else self.evaluation.confused_pairs(most)
         return [
-            {"truth": pair.truth, "said": pair.said, "n": pair.n, "pictures": [self.figure(i) for i in pair.index[:pictures]]}
-            for pair in self.evaluation.confused_pairs(most)
+            {"truth": p.truth, "said": p.said, "n": p.n, "pictures": [self.figure(i) for i in p.index[:pictures]]}
+            for p in confused
         ]
 
     def figure(self, i: int) -> dict[str, Any]:
         """Picture `i` of the evaluation: its name and look, the truth, what the model said and how sure it was."""
-        logits, labels = torch.from_numpy(self.evaluation.logits[i]).double(), self.evaluation.labels[i]
+        logits, labels = self.evaluation.logits[i], self.evaluation.labels[i]
         if self.evaluation.multilabel:
-            probabilities = logits.sigmoid()
-            said, truth = (probabilities >= 0.5).nonzero()[:, 0].tolist(), np.flatnonzero(labels).tolist()
+            said, truth = np.flatnonzero(logits > 0).tolist(), np.flatnonzero(labels).tolist()
+            probabilities = torch.from_numpy(logits).double().sigmoid()
         else:
-            probabilities = logits.softmax(0)
-            said, truth = [int(probabilities.argmax())], [int(labels)]
+            said, truth = [int(logits.argmax())], [int(labels)]
+            probabilities = torch.from_numpy(logits).double().softmax(0)
         name = self.evaluation.names[i]
         return {
             "name": name,
@@ -329,20 +309,11 @@ def machine(device: str) -> str:
     return f"{name}, {torch.get_num_threads()} threads"
 
 
-def duration(seconds: float) -> str:
-    """`42 s`, `7.2 min`, `2.1 h`."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def short_count(n: int) -> str:
-    """1234567 as `1.23 M`."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return str(n)
+def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
+    """A number of three digits or so and the last of the growing `units` that it reaches: ("7.15", "min")."""
+    reached = [name for name, size in units.items() if value >= size]
+    unit = reached[-1] if reached else next(iter(units))
+    return f"{value / units[unit]:.3g}", unit
 
 
 def _parameters(run: Path) -> int:
