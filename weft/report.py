@@ -317,8 +317,7 @@ def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
 
 
 def _parameters(run: Path) -> int:
-    import timm
-
     from weft.analysis.cost import count_parameters
+    from weft.predict import open_model
 
-    return count_parameters(timm.create_model(f"local-dir:{run}"))
+    return count_parameters(open_model(run)[0])
