@@ -17,6 +17,7 @@ from sklearn import metrics as sk
 import weft
 from weft.analysis.errors import Evaluation
 from weft.config import Config, override
+from weft.data.check import DataReport, Problem
 from weft.data.transforms import Preprocessing
 from weft.plots import line_chart, nice_ticks
 from weft.report import data_name, read_history, visible, write_report
@@ -59,6 +60,30 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(self.texts)
+
+
+def data_report(classes: list[str], problems: list[Problem] | None = None, bad: dict[str, str] | None = None) -> Any:
+    sizes = dict.fromkeys(("min", "median", "max"), 32.0)
+    return DataReport(
+        root="pictures",
+        layout="class folders",
+        quick=True,
+        multilabel=False,
+        pictures=60,
+        looked_at=60,
+        classes=classes,
+        counts={},
+        channels=3,
+        depth=8,
+        width=sizes,
+        height=sizes,
+        sizes=[],
+        formats={"PNG": 60},
+        modes={},
+        notes=[],
+        problems=problems or [],
+        bad=bad or {},
+    )
 
 
 def make_run(
@@ -116,7 +141,7 @@ def make_run(
         "split": split,
         "preprocessing": preprocessing,
         "augmented": torch.from_numpy(rng.integers(0, 256, (8, channels, size, size)).astype(np.uint8)),
-        "data_report": SimpleNamespace(problems=[], bad={}),
+        "data_report": data_report(classes),
         "command": "weft train pictures/tiny",
     }
     path = write_report(run, **(arguments | changes))
@@ -166,13 +191,13 @@ def test_every_figure_is_that_of_the_evaluation(tmp_path: Path) -> None:
 
 def test_names_are_text_whatever_they_say(tmp_path: Path) -> None:
     names = [f"{HOSTILE[i % 5]}{i}" for i in range(60)]
-    problem = SimpleNamespace(severity="warning", kind="odd", text=HOSTILE[0], names=HOSTILE)
+    problem = Problem("warning", "odd", HOSTILE[0], HOSTILE, dict.fromkeys(HOSTILE, HOSTILE[1]), count=5)
     page, _ = make_run(
         tmp_path,
         classes=HOSTILE,
         names=names,
         events=tuple(HOSTILE),
-        data_report=SimpleNamespace(problems=[problem], bad=dict.fromkeys(HOSTILE, HOSTILE[1])),
+        data_report=data_report(HOSTILE, [problem], dict.fromkeys(HOSTILE, HOSTILE[1])),
         command=f"weft train {HOSTILE[0]}",
         settings={"data.source": HOSTILE[0], "model.args.x": HOSTILE[1]},
     )
@@ -223,9 +248,16 @@ def test_one_epoch(tmp_path: Path) -> None:
 
 def test_what_happened_on_the_way_is_told(tmp_path: Path) -> None:
     text = "the loss was not finite at step 2: rolled back"
-    page, _ = make_run(tmp_path, classes=["a", "b"], epochs=2, settings={"run.epochs": 9}, events=(text,))
+    problem = Problem(
+        "error", "leak", "2 pictures are on both sides.", ["x.png", "y.png"], {"x.png": "= z.png"}, count=2
+    )
+    report = data_report(["a", "b"], [problem], {"torn.png": "truncated"})
+    settings = {"run.epochs": 9}
+    page, _ = make_run(tmp_path, classes=["a", "b"], epochs=2, settings=settings, events=(text,), data_report=report)
     assert text in page.texts
     assert "Training ended after 2 of 9 epochs." in page.texts
+    assert {problem.text, "x.png: = z.png", "y.png"} <= set(page.texts)
+    assert tile(page, "files left out") == "1"
 
 
 @pytest.mark.parametrize(("channels", "dtype"), [(1, np.uint8), (5, np.uint8), (3, np.uint16), (1, np.uint16)])

@@ -318,6 +318,6 @@ def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
 
 def _parameters(run: Path) -> int:
     from weft.analysis.cost import count_parameters
-    from weft.predict import open_model
+    from weft.models.folder import open_model
 
     return count_parameters(open_model(run)[0])
