@@ -1,0 +1,322 @@
+"""Recipes hold what the papers say, load, and tell the truth in their heads."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import timm
+from timm.data.auto_augment import auto_augment_policy, rand_augment_transform
+
+import weft  # noqa: F401  registers the models
+from tests.test_cli import run
+from weft.analysis.cost import count_macs
+from weft.config import Config, known_keys, override, read_yaml
+from weft.engine.optim import learning_rate, make_optimizer
+from weft.engine.recipes import FOLDER, find_recipe, recipe_names
+from weft.errors import WeftError
+
+ROOT = Path(__file__).parents[1]
+NAMES = [name for name, _ in recipe_names()]
+EVERYDAY = ["demo", "finetune", "large-data", "quick", "small-data"]
+
+AUG_D = {
+    "augment.crop": "random-resized", "augment.scale": [0.08, 1.0], "augment.ratio": [3 / 4, 4 / 3],
+    "augment.flip": 0.5, "augment.policy": "rand-m9-mstd0.5-inc1", "augment.erase": 0.25, "augment.mixup": 0.8,
+    "augment.cutmix": 1.0, "augment.mix_prob": 1.0, "augment.switch_prob": 0.5, "augment.interpolation": "bicubic",
+    "loss.smoothing": 0.1,
+}  # fmt: skip
+CROP_AND_FLIP = {
+    "augment.scale": [0.08, 1.0], "augment.flip": 0.5, "augment.erase": 0.0, "augment.mixup": 0.0,
+    "augment.cutmix": 0.0,
+}  # fmt: skip
+ADAMW = {"optim.name": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8, "optim.schedule": "cosine"}
+SGD = {"optim.name": "sgd", "optim.momentum": 0.9}
+
+
+def settings(*parts, size=224, epochs, batch, warmup=0, decay, repeats=1, cooldown=0, clip=0, ema=0, **model):
+    values = {
+        "augment.img_size": size, "run.epochs": epochs, "run.batch": batch, "optim.warmup_epochs": warmup,
+        "optim.weight_decay": decay, "augment.repeats": repeats, "optim.cooldown_epochs": cooldown, "optim.clip": clip,
+        "run.ema": ema, "model.frozen_mode": False, "model.drop": 0.0,
+    }  # fmt: skip
+    for part in parts:
+        values |= part
+    return values | {f"model.{key}": value for key, value in model.items()}
+
+
+# What the papers and their codes say, typed in from them. Rates (first, peak, last) are at the batch of the recipe.
+PUBLISHED = {
+    "ceit-imagenet": settings(
+        AUG_D, ADAMW, epochs=300, batch=1024, warmup=5, decay=0.05, repeats=3, cooldown=10, drop_path=0.1
+    ),
+    "ceit-base-imagenet": settings(
+        AUG_D, ADAMW, epochs=100, batch=1024, warmup=5, decay=0.05, repeats=3, cooldown=10, name="ceit_base",
+        drop_path=0.1,
+    ),
+    "ceit-384": settings(
+        AUG_D, ADAMW, {"optim.schedule": "constant"}, size=384, epochs=30, batch=1024, decay=1e-8, repeats=3,
+        frozen_mode=True,
+    ),
+    "ceit-transfer": settings(AUG_D, ADAMW, epochs=100, batch=512, warmup=2, decay=1e-8),
+    "vitae-imagenet": settings(
+        AUG_D, ADAMW, {"augment.interpolation": "random", "run.ema_eval": True}, epochs=300, batch=512, warmup=10,
+        decay=0.05, cooldown=10, ema=0.99996, drop_path=0.1,
+    ),
+    "vitae-tiny-imagenet": settings(
+        AUG_D, ADAMW, {"augment.interpolation": "random", "run.ema_eval": True}, epochs=300, batch=512, warmup=10,
+        decay=0.03, cooldown=10, ema=0.99996, drop_path=0.1, name="vitae_tiny",
+    ),
+    "cvt-imagenet": settings(
+        AUG_D, ADAMW, epochs=300, batch=2048, warmup=5, decay=0.05, cooldown=10, drop_path=0.1, name="cvt_13"
+    ),
+    "cvt-21-imagenet": settings(
+        AUG_D, ADAMW, epochs=300, batch=2048, warmup=5, decay=0.1, cooldown=10, repeats=3, drop_path=0.1, name="cvt_21"
+    ),
+    "cvt-w24-imagenet22k": settings(
+        AUG_D, ADAMW, epochs=90, batch=2048, warmup=5, decay=0.1, cooldown=10, drop_path=0.3, name="cvt_w24"
+    ),
+    "cvt-384": settings(
+        CROP_AND_FLIP, SGD, {"augment.eval_crop": 1.0, "augment.eval_resize": "squash"}, size=384, epochs=8, batch=512,
+        decay=0.0,
+    ),
+    "cvt-transfer": settings(
+        CROP_AND_FLIP, SGD, {"augment.eval_crop": 1.0, "augment.eval_resize": "squash"}, size=384, epochs=103,
+        batch=512, decay=0.0,
+    ),
+    "cetnet-imagenet": settings(AUG_D, ADAMW, epochs=300, batch=1024, warmup=20, decay=0.05, clip=5.0),
+    "cetnet-384": settings(
+        AUG_D, ADAMW, {"augment.eval_crop": 1.0, "augment.eval_resize": "squash"}, size=384, epochs=30, batch=512,
+        warmup=5, decay=1e-8, clip=5.0,
+    ),
+    "vt-default": settings(
+        CROP_AND_FLIP, SGD, {"optim.schedule": "step", "loss.smoothing": 0.0, "augment.policy": "", "loss.teacher": ""},
+        epochs=90, batch=256, decay=4e-5,
+    ),
+    "vt-advanced": settings(
+        CROP_AND_FLIP,
+        {
+            "optim.name": "rmsprop", "optim.momentum": 0.9, "optim.eps": 1e-3, "optim.alpha": 0.9,
+            "optim.schedule": "exponential", "augment.policy": "original", "loss.smoothing": 0.1,
+            "loss.teacher": "fbnetv3_g.ra2_in1k", "loss.distill": "soft", "loss.distill_weight": 0.8,
+            "run.sync_bn": True, "run.ema_eval": True,
+        },
+        epochs=400, batch=2048, warmup=5, decay=1e-5, ema=0.99985, drop_path=0.1, drop=0.2,
+    ),
+}  # fmt: skip
+# First, highest and last learning rate at the recipe's own batch: of the first step, and where the schedule has ended.
+RATES = {
+    "ceit-imagenet": (1e-6, 1e-3, 1e-5),
+    "ceit-base-imagenet": (1e-6, 1e-3, 1e-5),
+    "ceit-384": (5e-6, 5e-6, 5e-6),
+    "ceit-transfer": (1e-6, 5e-4, 1e-5),
+    "vitae-imagenet": (1e-6, 5e-4, 1e-5),
+    "vitae-tiny-imagenet": (1e-6, 1e-3, 1e-5),
+    "cvt-imagenet": (1e-6, 2e-3, 1e-5),
+    "cvt-21-imagenet": (1e-6, 2e-3, 1e-5),
+    "cvt-w24-imagenet22k": (1e-6, 2e-3, 1e-5),
+    "cvt-384": (0.003, 0.003, 0.0),
+    "cvt-transfer": (0.003, 0.003, 0.0),
+    "cetnet-imagenet": (1e-6, 1e-3, 1e-5),  # Swin's 5e-7, 5e-4, 5e-6 for 512 pictures
+    "cetnet-384": (2e-8, 2e-5, 2e-7),
+    "vt-default": (0.1, 0.1, 1e-4),
+    "vt-advanced": (0.01, 0.16, 0.16 * 0.9875**395),
+}
+
+
+def config_of(name):
+    return override(Config(), find_recipe(name))
+
+
+def value_of(config, key):
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def head_of(name):
+    lines = (FOLDER / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("#") for line in lines)
+    return re.sub(r"\s+", " ", " ".join(line.lstrip("#") for line in lines))
+
+
+def test_every_recipe_is_known_here():
+    assert sorted([*PUBLISHED, *EVERYDAY]) == NAMES
+    assert RATES.keys() == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_values_are_the_papers(name):
+    config = config_of(name)
+    for key, expected in PUBLISHED[name].items():
+        assert value_of(config, key) == (pytest.approx(expected) if isinstance(expected, float | list) else expected), (
+            key
+        )
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rates_are_the_papers(name):
+    config = config_of(name)
+    batch, epochs = config.run.batch, config.run.epochs
+    warm = config.optim.warmup_epochs
+    first, highest, last = RATES[name]
+    assert config.optim.lr_batch in (batch, 512)
+    assert learning_rate(config.optim, batch, 0, epochs) == pytest.approx(first)
+    almost = learning_rate(config.optim, batch, warm - 1e-6 if warm else 0, epochs)
+    assert almost == pytest.approx(highest, rel=1e-4)
+    assert learning_rate(config.optim, batch, epochs, epochs) == pytest.approx(last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_fits_the_code(name):
+    """Models exist and take the arguments, timm understands policy and teacher, the optimiser can be made."""
+    config = config_of(name)
+    if config.augment.policy.startswith("rand"):
+        rand_augment_transform(config.augment.policy, {})
+    elif config.augment.policy:
+        auto_augment_policy(config.augment.policy)
+    if config.loss.teacher:
+        assert timm.get_pretrained_cfg(config.loss.teacher).has_weights
+    if config.model.name != "auto":
+        model = timm.create_model(config.model.name, device="meta", drop_path_rate=config.model.drop_path)
+        make_optimizer(model, config.optim, config.run.batch or 64)
+    if config.optim.schedule == "cosine":
+        assert config.optim.min_lr < config.optim.lr
+    if config.model.name != "auto" and not config.model.init and config.optim.name == "adamw":
+        assert config.run.epochs > config.optim.warmup_epochs
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("ceit_small", 0.1), ("vitae_13m", 0.1), ("cvt_21", 0.1), ("cvt_w24", 0.3),
+        ("cetnet_tiny", 0.2),
+    ],
+)  # fmt: skip
+def test_models_bring_their_stochastic_depth(name, rate):
+    """Recipes leave it to the model where sizes differ; and the last block has all of it."""
+    model = timm.create_model(name, device="meta")
+    rates = [module.drop_prob for module in model.modules() if hasattr(module, "drop_prob")]
+    assert max(rates) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_says_what_it_must(name):
+    head = head_of(name)
+    assert f"--recipe {name}" in head.partition("Command:")[2] or name == "demo"
+    assert re.search(r"Command: weft .* Cost: .* Expected: ", head)
+    if name in PUBLISHED:
+        assert "computed, not measured" in head
+        assert re.search("(not|Not) repeated with Weft", head)
+
+
+NOT_IN_THE_CATALOG = ("cetnet-384", "cvt-w24-imagenet22k")  # sizes whose MACs have to be counted first
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in NOT_IN_THE_CATALOG else [])
+        for name in NAMES
+        if name not in ("demo", "quick")
+    ],
+)
+def test_costs_are_computed_right(name):
+    """Pictures per second are 50 TFLOP/s over three passes of two operations for each MAC; hours follow."""
+    config, head = config_of(name), head_of(name)
+    size = config.augment.img_size or 224
+    pictures = re.search(r"for (?:the )?([\d,]+) pictures", head)
+    count = int(pictures[1].replace(",", "")) if pictures else 1_281_167
+    epochs = config.run.epochs + config.optim.cooldown_epochs
+    costs = re.findall(r"(\w+) ([\d,]+) pictures/s, ([\d,.]+) h", head)
+    assert costs
+    if config.model.name != "auto":
+        assert config.model.name in [model for model, _, _ in costs]
+    for model, speed, hours in costs:
+        expected = 50e12 / 6 / macs(model, size)
+        assert float(speed.replace(",", "")) == pytest.approx(expected, rel=0.01), model
+        assert float(hours.replace(",", "")) == pytest.approx(epochs * count / expected / 3600, rel=0.02), model
+
+
+def macs(name, size):
+    catalog = json.loads((ROOT / "weft/analysis/catalog.json").read_text())
+    known = [m["macs"] for m in catalog if m["name"].split(".")[0] == name and m["img_size"] == size]
+    return known[0] if known else count_macs(timm.create_model(name, img_size=size, device="meta"), (3, size, size))
+
+
+# Finding --------------------------------------------------------------------------------------------------------
+
+
+def test_recipe_from_a_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("optim:\n  lr: 3e-4\nrun:\n  epochs: 7\n")
+    config = override(Config(), find_recipe(str(file)))
+    assert (config.optim.lr, config.run.epochs) == (3e-4, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cvt-imagnet", "Did you mean 'cvt-imagenet'"),
+        ("nowhere.yaml", "nowhere.yaml does not exist"),
+        ("zzz", "`weft recipes` lists them"),
+        ("", "`weft recipes` lists them"),
+    ],
+)
+def test_unknown_recipe(name, text):
+    with pytest.raises(WeftError, match=text) as caught:
+        find_recipe(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_package_takes_the_recipes_along():
+    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["weft"]
+    assert {file.name for pattern in package_data for file in (ROOT / "weft").glob(pattern)} >= {
+        f"{name}.yaml" for name in NAMES
+    }
+
+
+def test_page_names_every_recipe():
+    page = (ROOT / "docs/recipes.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
+
+
+# Commands -------------------------------------------------------------------------------------------------------
+
+
+def test_command_lists_recipes():
+    lines = run("recipes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_command_prints_a_recipe(tmp_path):
+    printed = run("recipes", "vt-advanced").stdout
+    file = tmp_path / "copy.yaml"
+    file.write_text(printed)
+    assert read_yaml(file) == find_recipe("vt-advanced")
+    assert printed.startswith("# VT-ResNet")
+
+
+def test_command_lists_keys():
+    lines = run("keys").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(known_keys())
+    assert any(re.search(r"optim\.lr +float +0\.001 +peak learning rate", line) for line in lines)
+    some = run("keys", "WARMUP").stdout
+    assert [line.split()[0] for line in some.splitlines()] == ["optim.warmup_epochs", "optim.warmup_lr"]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"), [(["recipes", "smal-data"], "small-data"), (["keys", "optim.lrr"], "optim.lr")]
+)
+def test_commands_tell_mistakes_in_one_line(args, text):
+    done = run(*args)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("args", [["recipes"], ["recipes", "quick"], ["keys"]])
+def test_commands_are_light(args):
+    code = f"import sys; sys.argv[1:] = {args!r}\nfrom weft.cli import main\nmain()\nassert 'torch' not in sys.modules"
+    assert run(code=code).returncode == 0
