@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 import numpy as np
@@ -139,7 +140,7 @@ def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin:
         del iterator  # ends the workers
 
 
-def _context() -> multiprocessing.context.BaseContext:
+def _context() -> BaseContext:
     """How workers start: forked, which takes no time, or where CUDA runs, which a fork breaks, from a clean process."""
     if sys.platform == "linux" and not torch.cuda.is_initialized():
         return multiprocessing.get_context("fork")

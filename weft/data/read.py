@@ -21,7 +21,6 @@ are JPEG (with MPO), PNG, WebP, BMP, TIFF, GIF and PPM: widely used, and with de
 """
 
 import io
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 MAX_PIXELS = 178_956_970  # twice what Pillow warns at
@@ -46,6 +47,7 @@ _TURNED = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ARRAY_TURNED = {2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 1), 6: (False, 3), 7: (True, 3), 8: (False, 1)}
 
 
 class BadPicture(Exception):
@@ -81,8 +83,7 @@ def decode(
     A JPEG's decoder may shrink the picture by 2, 4 or 8, but not below a height and width of `at_least`.
     """
     with Opened(file, max_pixels) as opened:
-        pixels = np.asarray(opened.pixels(channels, at_least))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
+        return opened.array(channels, at_least)
 
 
 class Opened:
@@ -111,17 +112,13 @@ class Opened:
         if self._stream is not None:
             self._stream.close()
 
-    def pixels(self, channels: int, at_least: tuple[int, int] | None = None) -> Image.Image | np.ndarray:
+    def pixels(self, channels: int) -> Image.Image | np.ndarray:
         """A Pillow image of mode L or RGB where values have 8 bits and 1 or 3 channels are wanted, else an array."""
         with _one_line(self._limit):
             if self.image is None:
                 return _array_channels(self._read_array(), channels)
             if self.header.depth == 16 and self.header.channels > 1:
-                return _array_channels(self._turned_array(_deep_png(self._bytes())), channels)
-            if at_least is not None and self.header.format in ("JPEG", "MPO"):
-                height, width = at_least
-                turned = self.header.orientation >= 5
-                self.image.draft(None, (height, width) if turned else (width, height))
+                return _array_channels(self._turned(_torchvision(self._bytes())), channels)
             self.image.load()
             image = self.image
             if self.header.orientation in _TURNED:
@@ -129,6 +126,19 @@ class Opened:
             if self.header.depth > 8:
                 return _array_channels(_deep_array(image), channels)
             return _image_channels(image, channels)
+
+    def array(self, channels: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        """(H, W, channels) uint8, uint16 or float32, by the fastest way: the decoder may shrink to `at_least`."""
+        image = self.image
+        if isinstance(image, JpegImageFile) and self._stream is not None and image.tile:
+            if at_least is not None:
+                height, width = at_least
+                image.draft(None, (height, width) if self.header.orientation >= 5 else (width, height))
+            if image.decoderconfig[:1] in ((), (1,)) and image.mode == ("L" if channels == 1 else "RGB"):
+                with _one_line(self._limit):  # the same decoder as Pillow's, with less around it
+                    return self._turned(_torchvision(self._bytes()))
+        pixels = np.asarray(self.pixels(channels))
+        return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _open(self, file: Picture) -> None:
         self._array = None
@@ -165,11 +175,10 @@ class Opened:
         self._stream.seek(0)
         return np.load(self._stream, allow_pickle=False)
 
-    def _turned_array(self, pixels: np.ndarray) -> np.ndarray:
-        """EXIF rotation of an (H, W, C) array, channel by channel through Pillow's names for it."""
-        turns = {2: (1, 0), 3: (0, 2), 4: (1, 2), 5: (1, 1), 6: (0, 3), 7: (1, 3), 8: (0, 1)}
-        flip, quarters = turns.get(self.header.orientation, (0, 0))
-        return np.rot90(pixels[:, ::-1] if flip else pixels, quarters)
+    def _turned(self, pixels: np.ndarray) -> np.ndarray:
+        """EXIF rotation of an (H, W, C) array: mirrored or not, then quarter turns against the clock."""
+        mirrored, quarters = _ARRAY_TURNED.get(self.header.orientation, (False, 0))
+        return np.ascontiguousarray(np.rot90(pixels[:, ::-1] if mirrored else pixels, quarters))
 
 
 @contextmanager
@@ -208,9 +217,9 @@ def _layout(image: Image.Image) -> tuple[int, int]:
     """Channels and depth of what `pixels` can give."""
     if image.mode.startswith("I") or image.mode == "F":
         return 1, 32 if image.mode == "F" else 16
-    if image.format == "PNG" and image.fp is not None and "16B" in str(image.tile):
-        alpha = image.mode == "RGBA"
-        return (2 if "LA;" in str(image.tile) else 3 + alpha), 16
+    raw = str(image.tile) if isinstance(image, PngImageFile) else ""  # empty once the pixels are loaded
+    if ";16B" in raw:
+        return 2 if "LA;" in raw else len(image.mode), 16
     transparent = "transparency" in image.info and image.mode == "P"
     return (4 if transparent else _CHANNELS.get(image.mode, 3)), 8
 
@@ -246,15 +255,12 @@ def _array_header(shape: tuple[int, ...], dtype: np.dtype, format: str) -> Heade
     return Header(format, shape[1], shape[0], dtype.name, shape[2] if len(shape) == 3 else 1, depth)
 
 
-def _deep_png(data: bytes) -> np.ndarray:
-    """(H, W, C) uint16 of a PNG of 16 bits, all of them."""
+def _torchvision(data: bytes) -> np.ndarray:
+    """(H, W, C) uint8 of a JPEG, or uint16 of a PNG of 16 bits, all of them."""
     import torch
-    from torchvision.io import ImageReadMode, decode_image
+    from torchvision.io import decode_image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that frombuffer's memory is read-only
-        encoded = torch.frombuffer(data, dtype=torch.uint8)
-    return decode_image(encoded, mode=ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)).permute(1, 2, 0).numpy()
 
 
 def _deep_array(image: Image.Image) -> np.ndarray:

@@ -1,24 +1,24 @@
 """From a file to the tensor a model sees: one object for evaluation everywhere, one for training.
 
-The geometry is timm's, so published models and recipes mean the same here. Pictures of 8 bits and 1 or 3 channels go
-through Pillow, where timm's augmentation policies live; 16-bit, floating-point and other pictures through torchvision
-on tensors. `weft.data.mix` has what happens to a whole batch on the device.
+The geometry is timm's, so published models and recipes mean the same here. Evaluation resizes with Pillow as timm does;
+training resizes with torch, which is faster and differs by at most one of 255. timm's augmentation policies work on
+Pillow images, so they are for 8 bits and 1 or 3 channels. `weft.data.mix` has what happens to a whole batch.
 """
 
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from weft.config import AugmentConfig
@@ -26,7 +26,7 @@ from weft.data.mix import BatchAugmentation as BatchAugmentation  # the third of
 from weft.data.read import BadPicture, Opened, Picture
 from weft.errors import WeftError, did_you_mean
 
-Canvas = Any  # a Pillow image, or a (C, H, W) tensor: torchvision's functions take both, but are typed for tensors
+Canvas = Any  # a (C, H, W) tensor or a Pillow image: torchvision's functions take both, but are typed for tensors
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 POLICIES = ("rand", "original", "originalr", "v0", "v0r", "3a", "augmix", "trivial")
@@ -53,14 +53,15 @@ class Preprocessing:
     def picture(self, file: Picture) -> Tensor:
         """(C, h, w) uint8, or float32 where the depth is not 8; raises BadPicture."""
         with Opened(file, self.max_pixels) as opened:
-            canvas = to_canvas(opened.pixels(self.channels), self.depth)
+            pixels = opened.pixels(self.channels)
+        if self.depth == 8 and self.channels in (1, 3):
+            canvas: Canvas = pixels if isinstance(pixels, Image.Image) else to_pillow(to_channels_first(pixels, 8))
+        else:
+            canvas = to_channels_first(np.asarray(pixels), self.depth)
         target = [math.floor(side / self.crop_pct) for side in self.size]
         if self.crop_mode == "center":
             target = _cover(F.get_size(canvas), target)
-        return to_tensor(F.center_crop(self._resize(canvas, target), list(self.size)), self.depth)
-
-    def _resize(self, canvas: Canvas, size: list[int]) -> Canvas:
-        return F.resize(canvas, size, InterpolationMode(self.interpolation))
+        return to_tensor(F.center_crop(resize(canvas, target, self.interpolation), list(self.size)), self.depth)
 
     def normalise(self, pictures: Tensor) -> Tensor:
         """(B, C, h, w) uint8 or float32 on any device to float32 with the statistics of training."""
@@ -94,47 +95,48 @@ class Augmentation:
 
     def __init__(self, config: AugmentConfig, preprocessing: Preprocessing) -> None:
         self.config, self.preprocessing = config, preprocessing
-        self._policy = self._colour = None
+        self._steps: list[Callable[[Canvas], Canvas]] = []
+        self._generators: set[str] = set()
         if config.policy:
-            self._policy = _make_policy(config, preprocessing)
+            _needs_pillow(f"augment.policy={config.policy!r}", preprocessing)
+            policy = make_policy(config, preprocessing)
+            self._steps.append(policy)
+            self._generators |= {"torch"} if config.policy == "trivial" else {"numpy"}
+            if isinstance(policy, _Uniform):
+                self._generators.clear()
         if config.color_jitter and (not config.policy or "3a" in config.policy):
             _needs_pillow("augment.color_jitter", preprocessing)
-            self._colour = v2.ColorJitter(*[config.color_jitter] * 3)
+            self._steps.append(partial(_on_pillow, v2.ColorJitter(*[config.color_jitter] * 3)))
+            self._generators.add("torch")
 
     def picture(self, file: Picture, seed: int) -> Tensor:
         """(C, h, w) as `Preprocessing.picture` gives it: a function of file and seed alone; may raise BadPicture."""
-        with drawing_from(seed, with_torch=self._colour is not None or self.config.policy == "trivial"):
+        with drawing_from(seed, *self._generators):
             canvas = self._cut(file)
             if random.random() < self.config.flip:
-                canvas = F.horizontal_flip(canvas)
+                canvas = canvas.flip(2)
             if random.random() < self.config.vflip:
-                canvas = F.vertical_flip(canvas)
-            for step in (self._policy, self._colour):
-                canvas = canvas if step is None else step(canvas)
+                canvas = canvas.flip(1)
+            for step in self._steps:
+                canvas = step(canvas)
         return to_tensor(canvas, self.preprocessing.depth)
 
-    def _cut(self, file: Picture) -> Canvas:
+    def _cut(self, file: Picture) -> Tensor:
         """The picture, decoded and cut to the target's size."""
         target, cfg = self.preprocessing.size, self.config
         with Opened(file, self.preprocessing.max_pixels) as opened:
             whole = opened.header.height, opened.header.width
-            box: Box = (0, 0, *whole)
-            if cfg.crop == "random-resized":
-                box = random_box(whole, cfg.scale, cfg.ratio)
-            name = random.choice(("bilinear", "bicubic")) if cfg.interpolation == "random" else cfg.interpolation
-            # how large the whole picture has to be for the box to have SPARE times the target's size
+            box = random_box(whole, cfg.scale, cfg.ratio) if cfg.crop == "random-resized" else (0, 0, *whole)
+            mode = random.choice(("bilinear", "bicubic")) if cfg.interpolation == "random" else cfg.interpolation
+            # how large the whole picture has to be for the box to be SPARE times as large as the target
             needed = [math.ceil(side * self.SPARE * t / b) for side, t, b in zip(whole, target, box[2:], strict=True)]
-            pixels = opened.pixels(self.preprocessing.channels, (needed[0], needed[1]))
-        canvas = to_canvas(pixels, self.preprocessing.depth)
-        mode = InterpolationMode(name)
+            pixels = opened.array(self.preprocessing.channels, (needed[0], needed[1]))
+        canvas = to_channels_first(pixels, self.preprocessing.depth)
         if cfg.crop == "random":
             return _random_window(canvas, target, cfg.pad, mode)
-        shrunk = F.get_size(canvas)[0] / whole[0]
-        if shrunk < 1 and isinstance(canvas, Image.Image):
-            top, left, height, width = (side * shrunk for side in box)
-            bounds = (left, top, min(left + width, canvas.width), min(top + height, canvas.height))
-            return canvas.resize((target[1], target[0]), Image.Resampling[name.upper()], box=bounds)
-        return F.resized_crop(canvas, *box, list(target), mode)
+        shrunk = canvas.shape[1] / whole[0], canvas.shape[2] / whole[1]
+        top, left, height, width = (round(side * shrunk[i % 2]) for i, side in enumerate(box))
+        return resize(canvas[:, top : top + height, left : left + width], target, mode)
 
 
 def random_box(size: tuple[int, int], scale: list[float], ratio: list[float]) -> Box:
@@ -152,13 +154,14 @@ def random_box(size: tuple[int, int], scale: list[float], ratio: list[float]) ->
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _random_window(canvas: Canvas, target: tuple[int, int], pad: int, mode: InterpolationMode) -> Canvas:
-    size = _cover(F.get_size(canvas), list(target))
-    if size != F.get_size(canvas):
-        canvas = F.resize(canvas, size, mode)
+def _random_window(picture: Tensor, target: tuple[int, int], pad: int, mode: str) -> Tensor:
+    size = _cover(list(picture.shape[1:]), list(target))
+    if size != list(picture.shape[1:]):
+        picture = resize(picture, size, mode)
     top = random.randint(0, size[0] + 2 * pad - target[0])
     left = random.randint(0, size[1] + 2 * pad - target[1])
-    return F.crop(F.pad(canvas, [pad]), top, left, *target) if pad else F.crop(canvas, top, left, *target)
+    picture = torch.nn.functional.pad(picture, [pad] * 4)
+    return picture[:, top : top + target[0], left : left + target[1]]
 
 
 def _cover(size: list[int], target: list[int]) -> list[int]:
@@ -170,23 +173,34 @@ def _cover(size: list[int], target: list[int]) -> list[int]:
     return [round(side / ratio) for side in size]
 
 
-def to_canvas(pixels: Image.Image | np.ndarray, depth: int) -> Canvas:
-    """Pixels of any type at the depth of the run: a Pillow image where it can be, else (C, H, W) uint8 or float32."""
-    if isinstance(pixels, Image.Image):
-        if depth == 8:
-            return pixels
-        pixels = np.asarray(pixels)
-        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+def resize(canvas: Canvas, size: Sequence[int], mode: str) -> Canvas:
+    """Height and width of `size`, with antialiasing; on tensors by torch's kernels, which know bilinear and bicubic."""
+    if isinstance(canvas, Image.Image):
+        return canvas.resize((size[1], size[0]), Image.Resampling[mode.upper()])
+    if mode in ("bilinear", "bicubic"):
+        return torch.nn.functional.interpolate(canvas[None], tuple(size), mode=mode, antialias=True)[0]
+    return torch.cat([F.pil_to_tensor(resize(to_pillow(channel[None]), size, mode)) for channel in canvas])
+
+
+def to_channels_first(pixels: np.ndarray, depth: int) -> Tensor:
+    """(C, H, W) at the depth of the run: uint8, or float32 where whole numbers are divided by the largest there is."""
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.dtype.kind == "f" and depth < 32:
         raise BadPicture(f"floating-point values; expected {depth} bits")
     if depth > 8:
         top = 1 if pixels.dtype.kind == "f" else np.iinfo(pixels.dtype).max
-        return torch.from_numpy(pixels.astype(np.float32) / np.float32(top)).permute(2, 0, 1)
-    if pixels.dtype == np.uint16:
+        pixels = pixels.astype(np.float32) / np.float32(top)
+    elif pixels.dtype == np.uint16:
         pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 becomes 255
-    if pixels.shape[2] in (1, 3):
-        return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+    elif not pixels.flags.writeable:
+        pixels = pixels.copy()  # torch has no read-only tensors
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def to_pillow(picture: Tensor) -> Image.Image:
+    """(1 or 3, H, W) uint8, or (1, H, W) float32."""
+    pixels = picture.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels[..., 0] if len(picture) == 1 else pixels)
 
 
 def to_tensor(canvas: Canvas, depth: int) -> Tensor:
@@ -203,20 +217,24 @@ def _column(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @contextmanager
-def drawing_from(seed: int, with_torch: bool = False) -> Iterator[None]:
-    """Seeds the global generators that timm and torchvision draw from, and leaves them as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if with_torch else None
+def drawing_from(seed: int, *others: str) -> Iterator[None]:
+    """Seeds Python's global generator, and "numpy"'s and "torch"'s where asked, and leaves them as they were."""
+    python = random.getstate()
+    numpy = np.random.get_state() if "numpy" in others else None
+    torchs = torch.get_rng_state() if "torch" in others else None
     random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if with_torch:
-        torch.default_generator.manual_seed(seed)
     try:
+        if numpy is not None:
+            np.random.seed(seed % 2**32)
+        if torchs is not None:
+            torch.default_generator.manual_seed(seed)
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if states[2] is not None:
-            torch.set_rng_state(states[2])
+        random.setstate(python)
+        if numpy is not None:
+            np.random.set_state(numpy)
+        if torchs is not None:
+            torch.set_rng_state(torchs)
 
 
 def _needs_pillow(setting: str, preprocessing: Preprocessing) -> None:
@@ -225,7 +243,8 @@ def _needs_pillow(setting: str, preprocessing: Preprocessing) -> None:
         raise WeftError(f"{setting} needs pictures of 8 bits and 1 or 3 channels; these have {found}. Leave it empty.")
 
 
-def _make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable[[Any], Any]:
+def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable[[Canvas], Canvas]:
+    """timm's policy by timm's string, or torchvision's TrivialAugment; takes tensors or Pillow images."""
     from timm.data import auto_augment
     from timm.data.transforms import str_to_pil_interp
 
@@ -233,33 +252,49 @@ def _make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callabl
     if name not in POLICIES:
         near = did_you_mean(name, POLICIES)
         raise WeftError(f"augment.policy={config.policy!r} does not exist; it begins with {', '.join(POLICIES)}.{near}")
-    _needs_pillow(f"augment.policy={config.policy!r}", preprocessing)
     fill = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
     if name == "trivial":
-        return v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR, fill=list(fill))
+        return partial(_on_pillow, v2.TrivialAugmentWide(fill=list(fill)))
     settings: dict[str, Any] = dict(translate_const=int(min(preprocessing.size) * 0.45), img_mean=fill)
     if config.interpolation != "random":
         settings["interpolation"] = str_to_pil_interp(config.interpolation)
     try:
         if name == "rand":
             policy = auto_augment.rand_augment_transform(config.policy, settings)
-            ops = policy.ops
         elif name == "augmix":
             policy = auto_augment.augment_and_mix_transform(config.policy, {**settings, "translate_pct": 0.3})
-            ops = policy.ops
         else:
             policy = auto_augment.auto_augment_transform(config.policy, settings)
-            ops = [op for pair in policy.policy for op in pair]
     except (AssertionError, ValueError, KeyError):
         raise WeftError(
             f"augment.policy={config.policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
         ) from None
-    for op in ops:
-        if op.aug_fn is auto_augment.posterize:
-            op.aug_fn = _posterize
-    return policy
+    for op in getattr(policy, "ops", None) or [op for pair in policy.policy for op in pair]:  # type: ignore[union-attr]
+        op.aug_fn = _posterize if op.aug_fn is auto_augment.posterize else op.aug_fn
+        op.aug_fn = partial(_on_pillow, op.aug_fn)
+    if name == "rand" and policy.choice_weights is None:  # type: ignore[union-attr]
+        return _Uniform(policy.ops, policy.num_layers)  # type: ignore[union-attr]
+    return partial(_on_pillow, policy) if name == "augmix" else policy
+
+
+@dataclass(frozen=True)
+class _Uniform:
+    """timm's RandAugment, but drawing from `random` like all of its operations: seeding NumPy as well takes longer."""
+
+    ops: list[Callable[[Canvas], Canvas]]
+    layers: int
+
+    def __call__(self, canvas: Canvas) -> Canvas:
+        for op in random.choices(self.ops, k=self.layers):
+            canvas = op(canvas)
+        return canvas
+
+
+def _on_pillow(function: Callable[..., Canvas], canvas: Canvas, *args: Any, **kwargs: Any) -> Canvas:
+    """Only an operation that is really drawn pays for the conversion."""
+    return function(canvas if isinstance(canvas, Image.Image) else to_pillow(canvas), *args, **kwargs)
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """The upper `bits` of each value. timm's asks Pillow, which since version 13 refuses to keep none of them."""
+    """The upper `bits` of each value. timm asks Pillow, which since version 13 refuses to keep none of them."""
     return image.point([value & (0xFF00 >> bits) for value in range(256)] * len(image.getbands()))

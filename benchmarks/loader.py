@@ -1,0 +1,141 @@
+"""Reading training pictures: Weft's loader next to timm's, same folder, same augmentation, in one run.
+
+    python benchmarks/loader.py FOLDER [--rounds 7] [--pictures 128] [--out benchmarks/results]
+
+FOLDER has class folders with JPEGs. They are read as they are, and as copies of the size that cameras and ImageNet
+have. Both loaders run in this process, one thread, batches of 64, up to the uint8 batch that goes to the device, in
+alternating rounds. Pictures per second per core are pictures per second of processor time, so that other work on the
+machine does not count; the table shows medians over the rounds and their ratio.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import PIL
+import timm
+import torch
+from PIL import Image
+from timm.data import ImageDataset, auto_augment, create_loader
+
+from weft.config import AugmentConfig
+from weft.data.loader import train_batches
+from weft.data.read import MAX_PIXELS
+from weft.data.sampler import Plan
+from weft.data.transforms import Augmentation, Preprocessing, _posterize
+
+BATCH = 64
+SIZES = {"as they are": None, "500 x 375": (500, 375), "2000 x 1500": (2000, 1500)}
+POLICIES = ("", "rand-m9-mstd0.5-inc1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--pictures", type=int, default=128)
+    parser.add_argument("--out", type=Path, help="folder for a JSON file with the numbers")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
+        auto_augment.NAME_TO_OP[name] = _posterize  # timm's own raises with Pillow 13 when no bit is kept
+
+    rows = []
+    print(f"{'pictures':14}{'policy':24}{'timm':>10}{'weft':>10}{'ratio':>8}   (pictures per second per core)")
+    with tempfile.TemporaryDirectory() as temporary:
+        for size_name, size in SIZES.items():
+            folder = copies(args.folder, Path(temporary) / size_name, args.pictures, size)
+            for policy in POLICIES:
+                speeds = measure({"timm": timm_epoch(folder, policy), "weft": weft_epoch(folder, policy)}, args.rounds)
+                ratio = speeds["weft"] / speeds["timm"]
+                print(f"{size_name:14}{policy or '-':24}{speeds['timm']:10.1f}{speeds['weft']:10.1f}{ratio:8.2f}")
+                rows.append({"pictures": size_name, "policy": policy, **speeds, "ratio": round(ratio, 3)})
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        result = {"date": date.today().isoformat(), "machine": machine(), "batch": BATCH, "rows": rows}
+        (args.out / f"loader-{result['date']}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def copies(source: Path, folder: Path, count: int, size: tuple[int, int] | None) -> Path:
+    """`count` pictures of all classes in turn, in class folders; resized and encoded again where a size is given."""
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    for file in files[:: max(1, len(files) // count)][:count]:
+        target = folder / file.parent.name / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if size is None:
+            target.write_bytes(file.read_bytes())
+        else:
+            Image.open(file).convert("RGB").resize(size, Image.Resampling.BICUBIC).save(target, quality=90)
+    return folder
+
+
+def timm_epoch(folder: Path, policy: str) -> Callable[[], Iterable[torch.Tensor]]:
+    loader = create_loader(
+        ImageDataset(str(folder)),
+        input_size=(3, 224, 224),
+        batch_size=BATCH,
+        is_training=True,
+        use_prefetcher=True,  # its transform then ends with uint8, and normalising is left to the device
+        auto_augment=policy or None,
+        color_jitter=0.0,
+        interpolation="bicubic",
+        num_workers=0,
+        device=torch.device("cpu"),
+        persistent_workers=False,
+    ).loader
+    return lambda: (pictures for pictures, _ in loader)
+
+
+def weft_epoch(folder: Path, policy: str) -> Callable[[], Iterable[torch.Tensor]]:
+    source = Files(folder)
+    normal = Preprocessing(
+        (224, 224), 3, 8, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic", 0.9, "center", MAX_PIXELS
+    )
+    plan = Plan(np.arange(len(source.names)), batch=BATCH, seed=0)
+    augmentation = Augmentation(AugmentConfig(policy=policy), normal)
+    steps = range(plan.steps_per_epoch)
+    return lambda: (b.pictures for b in train_batches(source, augmentation, plan, steps, workers=0, pin=False))
+
+
+class Files:
+    """The files that timm found, as a source."""
+
+    multilabel = False
+
+    def __init__(self, folder: Path) -> None:
+        samples = ImageDataset(str(folder)).reader.samples
+        self.names = [str(path) for path, _ in samples]
+        self.labels = np.array([label for _, label in samples])
+
+    def open(self, index: int) -> Path:
+        return Path(self.names[index])
+
+
+def measure(epochs: dict[str, Callable[[], Iterable[torch.Tensor]]], rounds: int) -> dict[str, float]:
+    """Median pictures per second of processor time."""
+    speeds: dict[str, list[float]] = {name: [] for name in epochs}
+    for _ in range(rounds + 1):
+        for name, epoch in epochs.items():
+            start = time.process_time()
+            count = sum(len(pictures) for pictures in epoch())
+            speeds[name].append(count / (time.process_time() - start))
+    return {name: round(statistics.median(values[1:]), 1) for name, values in speeds.items()}  # the first warms up
+
+
+def machine() -> dict[str, str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+    versions = {"torch": torch.__version__, "timm": timm.__version__, "pillow": PIL.__version__}
+    return {"cpu": cpu, "python": platform.python_version(), **versions}
+
+
+if __name__ == "__main__":
+    main()
