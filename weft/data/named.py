@@ -202,7 +202,7 @@ def _imagenet_v2(given: str, root: Path) -> Source:
 
 
 def _imagenet_real(given: str, root: Path) -> Source:
-    """ImageNet's validation pictures with the labels of real.json, any of which is right; those without are left out."""
+    """ImageNet's validation pictures with the labels of real.json, any of which is right; others are left out."""
     answers = _json(given, _expect(given, root, "real.json"))
     folder, classes = _expect(given, root, "val"), _imagenet_classes()
     found = {}

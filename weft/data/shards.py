@@ -284,7 +284,7 @@ class Window:
 def _members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of every plain file of a tar archive (ustar, GNU and pax)."""
     offset, longer = 0, {}  # what an extra header says about the next member
-    while offset + BLOCK <= window.total:
+    while offset < window.total:
         header = window.read(offset, BLOCK)
         if not any(header):
             return

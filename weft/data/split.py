@@ -84,7 +84,7 @@ def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: Data
         mask = np.empty(len(train), bool)
         mask[np.lexsort((order, labels))] = np.arange(len(train)) % config.folds == config.fold
     else:
-        mask = _part(labels, order, config.val_fraction)
+        mask = _part(labels, order, max(config.val_fraction, 1 / len(train)))
     return _keep_a_picture_of_each_class(labels, mask, order, groups)
 
 
@@ -166,11 +166,8 @@ def save_split(split: Split, source: Source, path: Path) -> None:
 
     The digests tell which folder changed where the split no longer fits.
     """
-    positions = {part: getattr(split, part, None) for part in PARTS[:3]}
-    used = np.zeros(len(source), bool)
-    for part in positions.values():
-        used[part] = True
-    positions["unused"] = np.flatnonzero(~used)
+    positions = {"train": split.train, "val": split.val, "test": split.test}
+    positions["unused"] = np.setdiff1d(np.arange(len(source)), np.concatenate([*positions.values()]))
     rest = max(PARTS, key=lambda part: len(positions[part]))
     content = {
         "format": FORMAT,

@@ -184,7 +184,7 @@ def _keep(
         if earlier == i:
             keep.append(i)
         elif splits[i] != splits[earlier]:
-            raise WeftError(f"{path}: {name} is in {splits[earlier]!r} and in {splits[i]!r}; leave one of them.")
+            raise WeftError(f"{path}: {name} is in '{splits[earlier]}' and in '{splits[i]}'; leave one of them.")
         elif not np.array_equal(labels[i], labels[earlier]):
             raise WeftError(
                 f"{path}: {name} has different labels in two rows; correct one, or, if it has several labels, "
