@@ -79,7 +79,7 @@ def _blur(pictures: np.ndarray) -> np.ndarray:
     for axis in (1, 2):
         padded = np.pad(pictures, [(0, 0)] + [(1, 1) if a == axis else (0, 0) for a in (1, 2)], mode="edge")
         n = pictures.shape[axis]
-        pictures = sum(np.take(padded, range(k, k + n), axis=axis) for k in range(3)) / 3
+        pictures = np.mean([np.take(padded, range(k, k + n), axis=axis) for k in range(3)], axis=0)
     return pictures
 
 

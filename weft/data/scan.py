@@ -200,6 +200,7 @@ def _in_threads(
             return error.strerror or str(error)
 
     order = list(order)
+    Image.init()  # Pillow loads its formats when they are first needed, which threads must not do at once
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for start in range(0, len(order), CHUNK):
             if time.monotonic() > deadline:
