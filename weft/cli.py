@@ -4,7 +4,8 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -226,6 +227,84 @@ def keys(filter: str = "", /) -> None:
     if not rows:
         raise WeftError(f"No setting matches {filter!r}." + did_you_mean(filter, list(known_keys())))
     _print_columns(rows)
+
+
+@app.command
+def check(
+    data: str,
+    /,
+    *,
+    out: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    quick: Annotated[bool, Flag] = False,
+    keys: Keys = [],  # noqa: B006  cyclopts never changes it
+) -> None:
+    """Say what a data set is and what is wrong with it, and change nothing in it. Exit code 1 where there are errors.
+
+    Parameters
+    ----------
+    data
+        A folder of pictures, a CSV or TSV file, shards (*.tar), NAME:ROOT of a torchvision set, or demo:fashion.
+    out
+        Also write a page with the pictures concerned, such as check.html.
+    as_json
+        Print one JSON object instead of a table.
+    quick
+        Headers and equal files only, at most about ten seconds.
+    keys
+        Settings of the data, more simply written as --data.group "patient_(.*)_".
+    """
+    from weft.config import Config, override
+    from weft.data.check import check as check_data
+    from weft.data.check_page import print_report, write_page
+    from weft.data.sources import join, open_source
+
+    config = override(Config(), dict(key.split("=", 1) for key in keys)).data
+    if out is not None and not out.absolute().parent.is_dir():
+        raise WeftError(f"{out.parent} does not exist; --out names a file in a folder that does.")
+    source = open_source(data, group=config.group)
+    if config.val:
+        source = join(source, open_source(config.val, group=config.group))
+    with _progress("pictures", quiet=as_json) as progress:
+        report = check_data(source, None, quick=quick, config=config, progress=progress)
+    if out is not None:
+        write_page(report, source, out)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        print_report(report, Console())
+    else:
+        print("\n".join(report.lines()))
+    if out is not None and not as_json:
+        print(f"Wrote {out}.")
+    sys.exit(1 if report.has("error") else 0)
+
+
+@contextmanager
+def _progress(what: str, quiet: bool) -> "Iterator[Callable[[int, int], None] | None]":
+    """A bar on a terminal; elsewhere a line for every tenth."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()]
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what)
+            yield lambda done, of: bar.update(task, completed=done, total=of)
+    else:
+        said = 0
+
+        def say(done: int, of: int) -> None:
+            nonlocal said
+            if of > 10_000 and 10 * done // of > said:
+                said = 10 * done // of
+                print(f"{done} of {of} {what}", file=sys.stderr)
+
+        yield say
 
 
 def _print_models(infos: "list[ModelInfo]") -> None:

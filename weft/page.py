@@ -42,5 +42,5 @@ def data_uri(picture: "np.ndarray | Image.Image", side: int = 160) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without characters that move the cursor, end the line or turn the writing direction: \\n, \\x1b, U+202E."""
+    """`text` without characters that end the line, move the cursor or turn the direction of writing."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -17,7 +17,6 @@ from weft.errors import WeftError
 
 Loss = Callable[[Tensor, Tensor, float], Tensor]
 
-EVAL_BATCH = 128  # of validation, `weft eval` and `weft predict` alike, so that their digits agree
 LOSS_UNIT = 2.0**-24
 WORST_LOSS = 10_000.0  # of one picture: what an infinite or undefined loss counts, so that a mean exists
 MOST_POSITIVE_WEIGHT = 20.0

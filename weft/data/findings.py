@@ -1,0 +1,96 @@
+"""What `weft check` found, for people and for programs."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two pictures that are the same or nearly so: distance 0 for the same pixels, 1 for no resemblance."""
+
+    first: str
+    second: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    severity: Severity
+    kind: str  # stable, for programs: "leak", "unreadable", ...
+    text: str  # one line for people
+    names: list[str] = field(default_factory=list)  # pictures, classes or groups concerned, the first thousand
+    details: dict[str, str] = field(default_factory=dict)  # name to a few words on it
+    pairs: list[Pair] = field(default_factory=list)
+    count: int = 0  # how many are concerned
+
+
+@dataclass
+class DataReport:
+    root: str
+    layout: str
+    quick: bool
+    multilabel: bool
+    pictures: int  # in the source
+    looked_at: int  # fewer where the quick form ran out of time
+    classes: list[str]
+    counts: dict[str, list[int]]  # split to pictures of each class
+    channels: int  # what a model's input should have for these pictures
+    depth: int  # bits, as well
+    width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max
+    height: dict[str, float]
+    sizes: list[tuple[float, float, int]]  # histogram of the shorter side: from, to, pictures
+    formats: dict[str, int]
+    modes: dict[str, int]
+    notes: list[str]  # of the source
+    problems: list[Problem] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)  # name to reason: left out of training
+    seconds: float = 0.0
+
+    def has(self, severity: Severity) -> int:
+        return sum(problem.severity == severity for problem in self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report as plain text, for pipes and logs."""
+        from weft.page import clean
+
+        found = [f"{self.root}: {self.layout}", f"{many(self.pictures, 'picture')}, {many(len(self.classes), 'class')}"]
+        found += [f"  {name}: {sum(counts)} {_of_classes(counts)}" for name, counts in self.counts.items()]
+        found += [self.summary(), *(f"note: {note}" for note in self.notes)]
+        for problem in self.problems:
+            found.append(f"{problem.severity}: {problem.text}")
+            found += [f"    {pair.first} = {pair.second}" for pair in problem.pairs[:5]]
+            if not problem.pairs:
+                found += [f"    {name}  {problem.details.get(name, '')}".rstrip() for name in problem.names[:5]]
+        found.append(self.verdict())
+        return [clean(line) for line in found]
+
+    def summary(self) -> str:
+        """Channels, depth and sizes in one line."""
+        if not self.width:
+            return "No picture could be read."
+        sides = [f"{axis['median']:.0f} ({axis['min']:.0f} to {axis['max']:.0f})" for axis in (self.width, self.height)]
+        formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
+        kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
+        return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
+
+    def verdict(self) -> str:
+        found = [many(n, severity) for severity in SEVERITIES if (n := self.has(severity))]
+        seen = "" if self.looked_at == self.pictures else f" in a sample of {self.looked_at} of them"
+        how = f"quick check{seen}: headers and equal files" if self.quick else f"every picture decoded{seen}"
+        return f"{', '.join(found) or 'No problems'} found ({how}; {self.seconds:.1f} s)."
+
+
+def many(n: int, what: str) -> str:
+    """`1 picture`, `3 pictures`, `2 classes`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}{'es' if what.endswith('s') else 's'}"
+
+
+def _of_classes(counts: list[int]) -> str:
+    present = [n for n in counts if n]
+    return f"({min(present)} to {max(present)} in a class)" if len(present) > 1 else ""
