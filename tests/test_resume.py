@@ -1,18 +1,16 @@
 """A run that was interrupted anywhere ends with the same bits as one that was not."""
 
-import json
 import multiprocessing
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import weft
-from tests.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, state_of, tiny_run
+from tests.small_runs import EVERYTHING_RANDOM, differences, make_pictures, tiny_run
 from weft.engine import loop, state
 from weft.engine.log import read_rows
 

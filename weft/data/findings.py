@@ -55,6 +55,14 @@ class DataReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "DataReport":
+        problems = [
+            Problem(**{**problem, "pairs": [Pair(**pair) for pair in problem["pairs"]]})
+            for problem in content["problems"]
+        ]
+        return cls(**{**content, "problems": problems})
+
     def lines(self) -> list[str]:
         """The report as plain text, for pipes and logs."""
         from weft.page import clean

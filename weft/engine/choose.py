@@ -38,7 +38,10 @@ def fill(
     config: Config, given: Collection[str], report: DataReport, pictures: int, device: torch.device
 ) -> tuple[Config, list[str]]:
     """The configuration with nothing left open, and a line for each choice. `pictures`: how many train."""
-    side = min(report.width, report.height)
+    if not report.width:
+        raise WeftError(f"None of the pictures of {config.data.source} can be read.")
+    width, height = round(report.width["median"]), round(report.height["median"])
+    side = min(width, height)
     why: list[str] = []
     model, augment, run, data = config.model, config.augment, config.run, config.data
     if model.name == "auto":
@@ -49,7 +52,7 @@ def fill(
         )
     if not augment.img_size:
         augment = replace(augment, img_size=_size(model.name, side))
-        why.append(f"img_size {augment.img_size}: the pictures are {report.width}x{report.height} in the median")
+        why.append(f"img_size {augment.img_size}: the pictures are {width} x {height} in the median")
     if _needs_small_stride(model.name, augment.img_size) and "stem_stride" not in model.args:
         model = replace(model, args={**model.args, "stem_stride": 1})
         why.append("stem_stride 1: so that small pictures keep a grid of positions")
@@ -135,7 +138,7 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
     """
     cfg: Any = timm.get_pretrained_cfg(config.model.name)
     size, augment = config.augment.img_size, config.augment
-    as_they_are = max(report.width, report.height) <= size <= SMALL
+    as_they_are = max(report.width["max"], report.height["max"]) <= size <= SMALL
     interpolation = augment.interpolation if augment.interpolation != "random" else "bicubic"
     chosen = Preprocessing(
         size=(size, size),
