@@ -32,7 +32,7 @@ from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # an MPO opens as a JPEG
 MAX_PIXELS = 178_956_970  # twice what Pillow warns at
 
 Picture = Path | bytes | np.ndarray | Image.Image
