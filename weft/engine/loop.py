@@ -370,7 +370,7 @@ class Trainer:
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
         row |= {f"val_{key}": value for key, value in result.items()}
-        row |= {"lr": self.optimizer.param_groups[0]["lr"], "seconds": self.seconds(), "best": best}
+        row |= {"lr": self.set_learning_rate(self.progress.step - 1), "seconds": self.seconds(), "best": best}
         self.log(row)
         self.screen.epoch(row)
         self.progress.validated = epoch

@@ -163,11 +163,11 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
 
 
 def _like(own: Tensor, value: Tensor) -> Tensor:
-    """`value` sharded as `own` is."""
+    """`value` laid out in memory, or over the processes, as `own` is: fused optimisers rely on it."""
     if isinstance(own, torch.distributed.tensor.DTensor):
         value = value.to(own.device)
         return torch.distributed.tensor.distribute_tensor(value, own.device_mesh, own.placements)
-    return value
+    return torch.empty_like(own, dtype=value.dtype, device=value.device).copy_(value)
 
 
 @functools.cache
