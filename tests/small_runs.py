@@ -1,5 +1,6 @@
-"""Runs that take a second: a folder of made-up pictures, and settings for a very small model."""
+"""Runs that take a second: a folder of made-up pictures, settings for a very small model, processes to be killed."""
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import weft
+from weft.engine.state import STATE, Progress, write_state
 
 CVT = dict(embed_dims=[8, 16, 16], depths=[1, 1, 1], num_heads=[1, 2, 2])
 TINY: dict[str, Any] = dict(
@@ -65,3 +67,28 @@ def differences(one: Path, other: Path) -> list[str]:
         assert a.keys() == b.keys()
         found += [key for key in a if not torch.equal(a[key], b[key])]
     return found
+
+
+# In processes of their own ----------------------------------------------------------------------------------------
+
+
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Makes processes that have everything imported, so they start at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.small_runs", "weft.engine.session", "timm"])
+    return context
+
+
+def start_or_resume(pictures: Path, run: Path, settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    if (run / STATE).exists():
+        weft.train(resume=run, quiet=True)
+        return
+    for file in sorted(run.rglob("*"), reverse=True):  # killed before there was a state
+        file.rmdir() if file.is_dir() else file.unlink()
+    tiny_run(pictures, run, **settings)
+
+
+def save_for_ever(folder: Path) -> None:
+    for step in range(1_000_000):
+        write_state(folder, {"numbers": torch.full((200_000,), float(step))}, Progress(step=step), {})

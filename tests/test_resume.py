@@ -1,19 +1,18 @@
 """A run that was interrupted anywhere ends with the same bits as one that was not."""
 
-import multiprocessing
 import os
 import random
 import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 import weft
-from tests.small_runs import EVERYTHING_RANDOM, differences, make_pictures, tiny_run
+from tests.small_runs import EVERYTHING_RANDOM, differences, make_pictures, processes, start_or_resume, tiny_run
 from weft import files
 from weft.engine import loop
 from weft.engine.log import read_rows
+from weft.engine.state import STATE, read_header
 
 STEPS = 12  # 29 training pictures, batches of 8, 4 epochs
 
@@ -114,38 +113,29 @@ def test_same_seed_same_metrics_another_seed_others(pictures, whole, tmp_path):
     assert without_times(again) == without_times(whole) != without_times(other)
 
 
-def _train(pictures: Path, run: Path, settings: dict) -> None:
-    torch.set_num_threads(1)
-    if (run / "state" / "last.safetensors").exists():
-        weft.train(resume=run, quiet=True)
-    else:
-        for file in sorted(run.rglob("*"), reverse=True):  # killed before there was a state: a folder to start in again
-            file.rmdir() if file.is_dir() else file.unlink()
-        tiny_run(pictures, run, **settings)
-
-
 @pytest.mark.timeout(300)
 def test_thirty_kills_change_no_bit(pictures, tmp_path):
-    """SIGKILL at random moments, to the process with all its readers, until thirty of them have hit."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["weft.engine.session", "timm"])
-    settings = dict(EVERYTHING_RANDOM, epochs=12, run__save_minutes=0.0, data__workers=1)
-    _run_to_end(context, pictures, tmp_path / "whole", settings)
-    draw = random.Random(0)
-    for kills in range(30):
-        process = context.Process(target=_train, args=(pictures, tmp_path / "run", settings))
+    """SIGKILL at random moments of a run with a reader process, thirty times."""
+    settings = dict(EVERYTHING_RANDOM, epochs=20, run__save_minutes=0.0, data__workers=1)
+    run_to_end(pictures, tmp_path / "whole", settings)
+    draw, reached = random.Random(0), set()
+    for kill in range(30):
+        process = processes().Process(target=start_or_resume, args=(pictures, tmp_path / "run", settings))
         process.start()
-        process.join(timeout=draw.uniform(0.2, 1.5))
-        assert process.is_alive(), f"ended with {process.exitcode} before kill {kills + 1}: the run is too short"
+        process.join(timeout=draw.uniform(0.1, 1.5))
+        assert process.is_alive(), f"ended with {process.exitcode} before kill {kill + 1}: the run is too short"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    _run_to_end(context, pictures, tmp_path / "run", settings)
+        if (tmp_path / "run" / STATE).exists():
+            reached.add(read_header(tmp_path / "run")["progress"].step)
+    assert len(reached) > 5, "the kills came before any work was done"
+    run_to_end(pictures, tmp_path / "run", settings)
     assert differences(tmp_path / "whole", tmp_path / "run") == []
     assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
 
 
-def _run_to_end(context, pictures: Path, run: Path, settings: dict) -> None:
-    process = context.Process(target=_train, args=(pictures, run, settings))
+def run_to_end(pictures: Path, run: Path, settings: dict) -> None:
+    process = processes().Process(target=start_or_resume, args=(pictures, run, settings))
     process.start()
     process.join(timeout=240)
     assert process.exitcode == 0

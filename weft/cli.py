@@ -138,7 +138,8 @@ def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
     if not quiet and not run.stopped:
         print(
             "\nA classifier of clothes, trained on 6,000 pictures of 28 x 28 pixels, is right on"
-            f" {run.metrics['top1']:.1%} of 1,000 new ones.\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
+            f" {run.metrics['top1']:.1%} of 1,000 new ones.\n"
+            f"Look at {run.folder / 'report.html'}; then try it on your own pictures:\n"
             f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} some.jpg"
         )
 

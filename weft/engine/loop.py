@@ -363,8 +363,8 @@ class Trainer:
         epoch = self.progress.validated + 1
         result = self.evaluate()
         score = result.get("map", result.get("top1", -math.inf))
-        best = self.progress.best is None or score > self.progress.best or not result
-        if best and (not result or math.isfinite(result["loss"])):
+        best = is_finite(self.best_model) and (not result or self.progress.best is None or score > self.progress.best)
+        if best:
             self.progress.best, self.progress.best_epoch = score if result else None, epoch
             self.write_best()
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
@@ -426,6 +426,11 @@ class Trainer:
     def save(self) -> None:
         """The state of this moment, on disk before anything else happens."""
         self.read_reports()
+        if not is_finite(self.model):
+            raise WeftError(
+                f"After step {self.progress.step} the weights are no longer finite; try a smaller --optim.lr."
+                f" The state before that is intact: weft train --resume {self.run}"
+            )
         self.progress.seconds = self.seconds()
         self.clock_at = self.saved_at = time.monotonic()
         self.progress.scaler = self.scaler.state_dict()
@@ -481,6 +486,10 @@ def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
     if targets.ndim == 1:
         return (first == targets).sum().float()
     return (targets.gather(1, first[:, None]) == targets.amax(1, keepdim=True)).sum().float()
+
+
+def is_finite(model: nn.Module) -> bool:
+    return all(bool(whole(p).isfinite().all()) for p in model.parameters())
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -176,7 +176,7 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
         report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
         preprocessing = Preprocessing.from_dict(header["preprocessing"])
         sitting = Sitting(folder, config, world, Data(source, split, report), preprocessing, quiet)
-        sitting.prepare_resumed(header["progress"])
+        sitting.prepare_resumed(changed=config != saved)
         return sitting.train()
 
 
@@ -223,10 +223,16 @@ class Sitting:
             save_split(self.data.split, self.data.source, self.folder / "split.json")
         trainer.save()
 
-    def prepare_resumed(self, progress: Progress) -> None:
-        self.trainer.parts.facts = self.facts()
-        self.trainer.restore()
-        self.screen.say(f"{self.folder}: going on after step {progress.step:,} of {progress.total_steps:,}")
+    def prepare_resumed(self, changed: bool) -> None:
+        """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
+        trainer, planned = self.trainer, self.trainer.progress.total_steps
+        trainer.restore()
+        if changed:
+            trainer.progress.total_steps = planned
+            if self.world.is_main:
+                write_text(self.folder / "config.yaml", to_yaml(self.config))
+        trainer.parts.facts = self.facts()
+        self.screen.say(f"{self.folder}: on after step {trainer.progress.step:,} of {trainer.progress.total_steps:,}")
 
     def facts(self) -> dict[str, Any]:
         return {
