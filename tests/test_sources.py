@@ -186,9 +186,11 @@ def test_numbers_count_naturally(tmp_path):
     assert source.classes == ["1", "2", "10", "33"]
 
 
-@given(st.lists(st.text(max_size=6), unique=True))
-def test_natural_order_is_total(names):
-    assert sorted(names, key=natural) == sorted(names[::-1], key=natural)
+@given(st.lists(st.text(max_size=6), unique=True), st.randoms())
+def test_natural_order_is_total(names, random):
+    expected = sorted(names, key=natural)
+    random.shuffle(names)
+    assert sorted(names, key=natural) == expected
 
 
 def test_link_loops_end_and_broken_links_are_noted(tmp_path):
@@ -469,6 +471,16 @@ def test_splits_patterns_and_blocks(tmp_path):
     assert open_source(f"{tmp_path}/train-*.tar").names[0] == "train-0000.tar/000.png"
     refused(f"{tmp_path}/train-{{0000..0009}}.tar", "there is no", "train-0004.tar")
     refused(f"{tmp_path}/nothing-*.tar", "there is no")
+
+
+def test_archives_beside_class_folders_are_no_shards(tmp_path):
+    tree(tmp_path, "train/a/1.png", "train/b/1.png")
+    sharded(tmp_path, 1, prefix="val")
+    assert open_source(str(tmp_path)).layout == "class folders under train/"
+    sharded(sharded(tmp_path / "s/train") / "../val", 1)
+    source = open_source(str(tmp_path / "s"))
+    assert source.names[0] == "train/train-0000.tar/000.png"
+    assert source.splits.tolist() == ["train"] * 20 + ["val"] * 5
 
 
 def _opened(source) -> list[bytes]:
