@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import tarfile
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -521,6 +522,35 @@ def test_without_a_writable_cache_shards_are_read_all_the_same(tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "a/../../out.png", "..\\out.png", "C:\\out.png"])
 def test_members_that_point_out_of_the_archive_are_refused(tmp_path, name):
     refused(write_shard(tmp_path / "s.tar", {name: png(0), "a.cls": b"0"}), "is refused", "points out of the archive")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3600), st.integers(0, 255)), max_size=4), st.integers(0, 3600), st.booleans())
+def test_any_damage_is_told_in_one_line(tmp_path_factory, changes, end, mended):
+    path = tmp_path_factory.mktemp("tar") / "s.tar"
+    write_shard(path, {"\u00fc" * 120 + ".png": b"1", "b.cls": b"0", "b.png": b"22"})
+    content = bytearray(path.read_bytes())
+    for place, value in changes:
+        content[place] = value
+    for start in range(0, 3584, 512) if mended else ():  # with the right sums again, so that the rest is looked at
+        total = sum(content[start : start + 148]) + 256 + sum(content[start + 156 : start + 512])
+        content[start + 148 : start + 156] = b"%06o\0 " % total
+    path.write_bytes(content[:end] if end % 2 else content)
+    try:
+        source = open_source(str(path))
+    except WeftError as error:
+        assert "\n" not in str(error)
+    else:
+        _opened(source)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text('pathlbe,;\t|\n\r"01 .ngx\0\u00fc') | st.text("01.,png\n").map(lambda rest: f"path,label\n{rest}"))
+def test_any_table_is_read_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("table") / "labels.csv"
+    path.write_bytes(content.encode("utf-8" if len(content) % 2 else "cp1252"))
+    with suppress(WeftError):
+        open_source(str(path))
 
 
 def test_damaged_shards(tmp_path):

@@ -242,7 +242,7 @@ def _index(path: Path) -> Index:
     labels: dict[str, tuple[int, bytes]] = {}
     with open(path, "rb", buffering=0) as file:
         window = Window(file)
-        for name, offset, size in _members(path, window):
+        for name, offset, size in _checked_members(path, window):
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
             key, ending = folder + slash + stem, "." + extension.lower().rpartition(".")[2]
@@ -292,6 +292,15 @@ class Window:
         return self.content[offset - self.start : offset - self.start + size]
 
 
+def _checked_members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
+    try:
+        yield from _members(path, window)
+    except WeftError:
+        raise
+    except ValueError:  # a number that is none
+        raise WeftError(f"{path} is no tar file, or is damaged.") from None
+
+
 def _members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of every plain file of a tar archive (ustar, GNU and pax)."""
     offset, longer = 0, {}  # what an extra header says about the next member
@@ -339,8 +348,7 @@ def _number(field: bytes) -> int:
     """Octal digits, or a binary number where the first bit is set."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
-    digits = field.strip(b" \0")
-    return int(digits, 8) if digits else 0
+    return int(field.strip(b" \0") or b"0", 8)
 
 
 def _name(header: bytes) -> bytes:
