@@ -204,13 +204,13 @@ def _build(source: str, root: Path, splits: dict[str, str], columns: list[Column
 def _compare_splits(source: str, by_split: dict[str, set[str]], notes: list[str]) -> None:
     """Notes classes of val or test that train lacks; raises where a name was only spelt differently there."""
     known = by_split.get("train")
-    for split in ("val", "test"):
-        unknown = sorted(by_split.get(split, set()) - known, key=natural) if known else []
-        for family in alike([*(known or ()), *unknown]):
-            if missing := [name for name in family if name in unknown]:
-                other = next((name for name in family if name in (known or ())), family[0])
+    for split in ("val", "test") if known else ():
+        unknown = sorted(by_split.get(split, set()) - known, key=natural)
+        for family in alike([*known, *unknown]):
+            here, there = ([name for name in family if name in names] for names in (known, unknown))
+            if here and there:
                 raise WeftError(
-                    f"{source}: class {other!r} is called {missing[0]!r} in {split}; rename one of the two folders."
+                    f"{source}: class {here[0]!r} is called {there[0]!r} in {split}; rename one of the two folders."
                 )
         if unknown:
             notes.append(f"Classes in {split} that train lacks, which no model can learn: {some(unknown)}.")

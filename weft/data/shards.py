@@ -80,13 +80,12 @@ def open_shards(source: str) -> Source:
         raise WeftError(f"{source} holds no pictures; expected members such as abc.jpg and abc.cls.")
     classes, labels, labelled = _labels(source, root, indices)
     if not labelled.all():
-        notes.append(f"{len(shard) - len(labelled.nonzero()[0])} pictures without a label are left out.")
+        notes.append(f"{(~labelled).sum()} pictures without a label are left out.")
     prefixes = [f"{name}/".encode("utf-8", "surrogateescape") for name in shard_names]
     keys = chain.from_iterable(index.keys.raws() for index in indices)
-    shard, offsets, lengths = (
-        column[labelled]
-        for column in (shard, *(np.concatenate([index[field] for index in indices]) for field in (1, 2)))
-    )
+    shard = shard[labelled]
+    offsets = np.concatenate([index.offsets for index in indices])[labelled]
+    lengths = np.concatenate([index.sizes for index in indices])[labelled]
     counts = Counter(shard_splits)
     parts = ", ".join(f"{counts[split]} {split}" for split in ("train", "val", "test") if counts[split])
     return Source(
