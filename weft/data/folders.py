@@ -203,7 +203,7 @@ def _build(source: str, root: Path, splits: dict[str, str], columns: list[Column
 
 def _compare_splits(source: str, by_split: dict[str, set[str]], notes: list[str]) -> None:
     """Notes classes of val or test that train lacks; raises where a name was only spelt differently there."""
-    known = by_split.get("train")
+    known = by_split.get("train", set())
     for split in ("val", "test") if known else ():
         unknown = sorted(by_split.get(split, set()) - known, key=natural)
         for family in alike([*known, *unknown]):
