@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from tests.test_sources import picture, refused, tree
+from tests.made_data import picture, refused, tree
 from weft.config import DataConfig
 from weft.data.named import OTHERS, TORCHVISION
 from weft.data.sources import evaluated, open_source

@@ -17,6 +17,7 @@ from weft.data.sources import (
     Names,
     Source,
     alike,
+    ending,
     listed,
     natural,
     note_alike,
@@ -75,7 +76,7 @@ class Passed:
         if self.junk:
             notes.append(f"Ignored hidden and system files: {some(list(self.junk))}.")
         if self.endings:
-            kinds = ", ".join(f"{n} {ending or 'without ending'}" for ending, n in self.endings.most_common(5))
+            kinds = ", ".join(f"{n} {kind or 'without ending'}" for kind, n in self.endings.most_common(5))
             notes.append(f"Left out {self.endings.total()} files that are no pictures by their names: {kinds}.")
         if self.broken:
             notes.append(f"Left out {len(self.broken)} broken links: {some(self.broken)}.")
@@ -156,11 +157,10 @@ def _walk(root: Path, prefix: str, passed: Passed) -> list[str]:
         passed.junk.update(listing.junk)
         passed.broken += (f"{folder}/{name}" for name in listing.broken)
         for name in listing.files:
-            ending = os.path.splitext(name)[1].lower()
-            if ending in PICTURE_ENDINGS:
+            if ending(name) in PICTURE_ENDINGS:
                 paths.append(f"{folder}/{name}")
             else:
-                passed.endings[ending] += 1
+                passed.endings[ending(name) if "." in name else ""] += 1
         for name in listing.folders:
             real = os.path.realpath(root / folder / name)
             if any(Path(step).is_relative_to(real) for step in way):
@@ -203,21 +203,21 @@ def _build(source: str, root: Path, splits: dict[str, str], columns: list[Column
 
 def _compare_splits(source: str, by_split: dict[str, set[str]], notes: list[str]) -> None:
     """Notes classes of val or test that train lacks; raises where a name was only spelt differently there."""
-    known = by_split.get("train")
-    for split in ("val", "test"):
-        unknown = sorted(by_split.get(split, set()) - known, key=natural) if known else []
-        for family in alike([*(known or ()), *unknown]):
-            if missing := [name for name in family if name in unknown]:
-                other = next((name for name in family if name in (known or ())), family[0])
+    known = by_split.get("train", set())
+    for split in ("val", "test") if known else ():
+        unknown = sorted(by_split.get(split, set()) - known, key=natural)
+        for family in alike([*known, *unknown]):
+            here, there = ([name for name in family if name in names] for names in (known, unknown))
+            if here and there:
                 raise WeftError(
-                    f"{source}: class {other!r} is called {missing[0]!r} in {split}; rename one of the two folders."
+                    f"{source}: class {here[0]!r} is called {there[0]!r} in {split}; rename one of the two folders."
                 )
         if unknown:
             notes.append(f"Classes in {split} that train lacks, which no model can learn: {some(unknown)}.")
 
 
 def _pictures(listing: Listing) -> list[str]:
-    return [name for name in listing.files if os.path.splitext(name)[1].lower() in PICTURE_ENDINGS]
+    return [name for name in listing.files if ending(name) in PICTURE_ENDINGS]
 
 
 def _refuse_other_tasks(folder: Path, folders: list[str]) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from weft.data.folders import list_folder
 from weft.data.sources import PICTURE_ENDINGS, SPLIT_NAMES, Names, Source, natural, note_alike, some, split_of
 from weft.errors import WeftError
 from weft.files import write_atomic
@@ -30,6 +32,8 @@ STRIDE = 8192  # bytes read at once: a header, a short label and often the next 
 LARGEST_LABEL = 1 << 20
 LABELS = {".cls": 0, ".json": 1, ".txt": 2}  # where a picture has several of them, the first of these counts
 JSON_KEYS = ("label", "labels", "cls", "class", "class_name", "target")
+TAR = re.compile(r"\.(tar|tgz)(\.\w+)?$", re.IGNORECASE)
+OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")  # absolute, of another drive, or upwards
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
 
 
@@ -76,13 +80,12 @@ def open_shards(source: str) -> Source:
         raise WeftError(f"{source} holds no pictures; expected members such as abc.jpg and abc.cls.")
     classes, labels, labelled = _labels(source, root, indices)
     if not labelled.all():
-        notes.append(f"{len(shard) - len(labelled.nonzero()[0])} pictures without a label are left out.")
+        notes.append(f"{(~labelled).sum()} pictures without a label are left out.")
     prefixes = [f"{name}/".encode("utf-8", "surrogateescape") for name in shard_names]
     keys = chain.from_iterable(index.keys.raws() for index in indices)
-    shard, offsets, lengths = (
-        column[labelled]
-        for column in (shard, *(np.concatenate([index[field] for index in indices]) for field in (1, 2)))
-    )
+    shard = shard[labelled]
+    offsets = np.concatenate([index.offsets for index in indices])[labelled]
+    lengths = np.concatenate([index.sizes for index in indices])[labelled]
     counts = Counter(shard_splits)
     parts = ", ".join(f"{counts[split]} {split}" for split in ("train", "val", "test") if counts[split])
     return Source(
@@ -100,18 +103,20 @@ def open_shards(source: str) -> Source:
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether there are tar files in `folder`, or in its folders for train and val."""
+    """Whether a folder holds tar files and no class folders, beside which an archive may lie."""
     return bool(_shards_in(folder))
 
 
 def _shards_in(folder: Path) -> list[Path]:
-    """Tar files of a folder; compressed ones too, to be refused with a reason."""
-    try:
-        splits = [path for path in folder.iterdir() if path.is_dir() and split_of(path.name)]
-    except OSError:
-        return []
-    found = [path for place in (folder, *splits) for path in place.glob("*.tar*") if path.is_file()]
-    return [path for path in found if not path.name.startswith(".") and ".tar" in path.suffixes[-2:]]
+    """Tar files of a folder, or of its folders for train and val; compressed ones too, to be refused with a reason."""
+    top = list_folder(folder)
+    found = [folder / name for name in top.files if TAR.search(name)]
+    for name in top.folders:
+        inner = [folder / name / file for file in list_folder(folder / name).files if TAR.search(file)]
+        if not inner or not split_of(name):
+            return []
+        found += inner
+    return found
 
 
 def _find(source: str) -> tuple[Path, list[Path]]:
@@ -162,7 +167,10 @@ def _labels(source: str, root: Path, indices: list[Index]) -> tuple[list[str], n
     values = [json.loads(text) if text else None for text in numbers]
     labelled = np.array([value is not None for value in values])[which]
     if not labelled.any():
-        raise WeftError(f"{source}: no picture has a label; expected members such as abc.cls or abc.json.")
+        raise WeftError(
+            f"{source}: no picture has a label; expected members such as abc.cls or abc.json. "
+            "If it holds class folders, unpack it."
+        )
     several = any(isinstance(value, list) for value in values)
     rows = [[] if value is None else value if isinstance(value, list) else [value] for value in values]
     used = {value for row in rows for value in row}
@@ -233,7 +241,7 @@ def _index(path: Path) -> Index:
     labels: dict[str, tuple[int, bytes]] = {}
     with open(path, "rb", buffering=0) as file:
         window = Window(file)
-        for name, offset, size in _members(path, window):
+        for name, offset, size in _checked_members(path, window):
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
             key, ending = folder + slash + stem, "." + extension.lower().rpartition(".")[2]
@@ -250,6 +258,8 @@ def _index(path: Path) -> Index:
 
 def _label(ending: str, content: bytes) -> bytes:
     """A label as JSON, or nothing where there is none to be found."""
+    if ending == ".cls" and content.isdigit():
+        return content.lstrip(b"0") or b"0"
     text = content.decode("utf-8", "replace").strip()
     value: Any = text or None
     if ending == ".json":
@@ -281,6 +291,15 @@ class Window:
         return self.content[offset - self.start : offset - self.start + size]
 
 
+def _checked_members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
+    try:
+        yield from _members(path, window)
+    except WeftError:
+        raise
+    except ValueError:  # a number that is none
+        raise WeftError(f"{path} is no tar file, or is damaged.") from None
+
+
 def _members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of every plain file of a tar archive (ustar, GNU and pax)."""
     offset, longer = 0, {}  # what an extra header says about the next member
@@ -310,8 +329,11 @@ def _members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_header(path: Path, header: bytes, offset: int) -> None:
-    expected = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    if header[148:156].strip(b" \0").isdigit() and _number(header[148:156]) == expected:
+    """Raises unless the sum of the bytes is the one that the header tells, its own digits counted as blanks."""
+    digits = header[148:156]
+    # the low half of Adler-32 is 1 + the sum, modulo 65521, and much quicker than a sum over bytes
+    found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(digits) + 8 * ord(" ")
+    if digits.strip(b" \0").isdigit() and (_number(digits) - found) % 65521 == 0:
         return
     packed = [name for magic, name in COMPRESSED.items() if header.startswith(magic) and not offset]
     if packed:
@@ -325,13 +347,14 @@ def _number(field: bytes) -> int:
     """Octal digits, or a binary number where the first bit is set."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
-    digits = field.strip(b" \0")
-    return int(digits, 8) if digits else 0
+    return int(field.strip(b" \0") or b"0", 8)
 
 
 def _name(header: bytes) -> bytes:
-    name, prefix = header[:100].split(b"\0")[0], header[345:500].split(b"\0")[0]
-    return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
+    name = header[:100].partition(b"\0")[0]
+    if header[345] and header[257:263] == b"ustar\0":
+        return header[345:500].partition(b"\0")[0] + b"/" + name
+    return name
 
 
 def _pax_records(content: bytes) -> dict[bytes, bytes]:
@@ -349,6 +372,6 @@ def _pax_records(content: bytes) -> dict[bytes, bytes]:
 
 def _safe_name(path: Path, raw: bytes) -> str:
     name = raw.decode("utf-8", "surrogateescape").removeprefix("./")
-    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or re.match(r"[A-Za-z]:", name):
+    if OUTSIDE.search(name):
         raise WeftError(f"{path} is refused: its member {name!r} points out of the archive.")
     return name

@@ -168,14 +168,14 @@ def _open(source: str, group: str) -> Source:
         raise WeftError(f"{source} does not exist.{_nearby(path)}")
     if path.is_dir():
         return shards.open_shards(source) if shards.holds_shards(path) else folders.open_folders(source)
-    ending = path.suffix.lower()
-    if ending in ARCHIVES:
+    kind = path.suffix.lower()
+    if kind in ARCHIVES:
         raise WeftError(f"{source} is an archive; unpack it and give the folder.")
-    if ending == ".tar":
+    if kind == ".tar":
         return shards.open_shards(source)
-    if ending in (".csv", ".tsv", ".txt"):
+    if kind in (".csv", ".tsv", ".txt"):
         return tables.open_table(source, group)
-    if ending in PICTURE_ENDINGS:
+    if kind in PICTURE_ENDINGS:
         raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
     raise WeftError(f"{source} is no data Weft reads: give a folder, a .csv or .tsv file, .tar shards or NAME:ROOT.")
 
@@ -259,6 +259,11 @@ def natural(name: str) -> tuple[Any, ...]:
     """A sorting key that puts "2" before "10"."""
     parts = re.split(r"(\d+)", name)
     return (*((part.casefold(), 0) if i % 2 == 0 else ("", int(part)) for i, part in enumerate(parts)), (name, 0))
+
+
+def ending(name: str) -> str:
+    """`.jpg` of `1.JPG`; what is needed of os.path.splitext, which is slow for a million names."""
+    return "." + name.rpartition(".")[2].lower()
 
 
 def split_of(name: str) -> str:

@@ -103,9 +103,13 @@ def _part(labels: np.ndarray, order: np.ndarray, fraction: float) -> np.ndarray:
     """A stratified part: (N,) bool with `fraction` of all, and of each class, each less than a picture off."""
     if labels.ndim == 2:
         return _deal(labels, np.arange(len(labels)), order, _shares(fraction)) == 1
+    counts = np.bincount(labels)
+    ends = np.cumsum(counts)
+    quota = np.diff(np.floor(ends * fraction + 0.5), prepend=0)  # rounded so that the sum is right, too
+    by_class = np.lexsort((order, labels))
+    sorted_labels = labels[by_class]
     taken = np.empty(len(labels), bool)
-    steps = np.floor(np.arange(len(labels) + 1) * fraction + 0.5)  # class after class, every 1 / fraction-th picture
-    taken[np.lexsort((order, labels))] = steps[1:] > steps[:-1]
+    taken[by_class] = np.arange(len(labels)) - (ends - counts)[sorted_labels] < quota[sorted_labels]
     return taken
 
 
