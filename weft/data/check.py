@@ -69,8 +69,9 @@ def check(
         counts=view.counts,
         channels=_common(_colours(read)),
         depth=_common(read["depth"]),
-        width=_quantiles(read["width"]),
-        height=_quantiles(read["height"]),
+        width=int(np.median(read["width"])) if len(read) else 0,
+        height=int(np.median(read["height"])) if len(read) else 0,
+        quantiles={side: _quantiles(read[side]) for side in ("width", "height")} if len(read) else {},
         sizes=_histogram(np.minimum(read["width"], read["height"])),
         formats=dict(Counter(read["format"].tolist()).most_common()),
         modes=dict(Counter(read["mode"].tolist()).most_common()),
@@ -127,7 +128,10 @@ class _View:
 
     @property
     def leak(self) -> Severity | None:
-        return {"error": "error", "warn": "warning", "ignore": None}[self.config.leaks]  # type: ignore[return-value]
+        """How bad a picture on both sides is: an error, unless settings say otherwise or the split is Weft's own."""
+        if self.config.leaks == "ignore":
+            return None
+        return "error" if self.config.leaks == "error" and (self.source.splits != "").any() else "warning"
 
 
 def _unreadable(view: _View) -> Iterable[Problem]:
@@ -167,10 +171,11 @@ def _copies(view: _View) -> Iterable[Problem]:
             sides.setdefault(str(view.sides[index]), []).append(index)
         home, *away = sorted(filter(None, sides), key=SIDES.index) or [""]
         across += [(sides[home][0], index, 0.0) for side in away for index in sides[side]]
-        twice += [(members[0], index, 0.0) for members in sides.values() for index in members[1:]]
         torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not view.same_label(group[0], i)]
+        for first, *others in sides.values():
+            twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
     if across and view.leak:
-        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): results look too good."
+        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): remove them from all but one."
         yield view.pairs(view.leak, "leak", text, across)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
@@ -317,7 +322,7 @@ def _common(values: np.ndarray) -> int:
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} if len(values) else {}
+    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
 
 
 def _histogram(values: np.ndarray, bins: int = 24) -> list[tuple[float, float, int]]:

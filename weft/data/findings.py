@@ -39,8 +39,9 @@ class DataReport:
     counts: dict[str, list[int]]  # split to pictures of each class
     channels: int  # what a model's input should have for these pictures
     depth: int  # bits, as well
-    width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max
-    height: dict[str, float]
+    width: int  # medians, in pixels
+    height: int
+    quantiles: dict[str, dict[str, float]]  # of width and height: min, q05, q25, median, q75, q95, max
     sizes: list[tuple[float, float, int]]  # histogram of the shorter side: from, to, pictures
     formats: dict[str, int]
     modes: dict[str, int]
@@ -80,9 +81,9 @@ class DataReport:
 
     def summary(self) -> str:
         """Channels, depth and sizes in one line."""
-        if not self.width:
+        if not self.quantiles:
             return "No picture could be read."
-        sides = [f"{axis['median']:.0f} ({axis['min']:.0f} to {axis['max']:.0f})" for axis in (self.width, self.height)]
+        sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in self.quantiles.values()]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
         return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
