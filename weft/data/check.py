@@ -69,9 +69,8 @@ def check(
         counts=view.counts,
         channels=_common(_colours(read)),
         depth=_common(read["depth"]),
-        width=int(np.median(read["width"])) if len(read) else 0,
-        height=int(np.median(read["height"])) if len(read) else 0,
-        quantiles={side: _quantiles(read[side]) for side in ("width", "height")} if len(read) else {},
+        width=_quantiles(read["width"]),
+        height=_quantiles(read["height"]),
         sizes=_histogram(np.minimum(read["width"], read["height"])),
         formats=dict(Counter(read["format"].tolist()).most_common()),
         modes=dict(Counter(read["mode"].tolist()).most_common()),
@@ -126,12 +125,10 @@ class _View:
     def is_split(self) -> bool:
         return set(self.counts) != {"all"}
 
-    @property
-    def leak(self) -> Severity | None:
-        """How bad a picture on both sides is: an error, unless settings say otherwise or the split is Weft's own."""
-        if self.config.leaks == "ignore":
-            return None
-        return "error" if self.config.leaks == "error" and (self.source.splits != "").any() else "warning"
+    def leak(self, pairs: list[tuple[int, int, float]]) -> Severity:
+        """How bad pictures on both sides are: an error, unless settings say otherwise or it was Weft that split."""
+        apart = any(self.source.splits[a] != self.source.splits[b] for a, b, _ in pairs)
+        return "error" if apart and self.config.leaks == "error" else "warning"
 
 
 def _unreadable(view: _View) -> Iterable[Problem]:
@@ -146,7 +143,7 @@ def _unreadable(view: _View) -> Iterable[Problem]:
 
 def _leaks(view: _View) -> Iterable[Problem]:
     groups = view.source.groups
-    if groups is None or view.leak is None:
+    if groups is None or view.config.leaks == "ignore":
         return
     placed = np.flatnonzero((groups != "") & (view.sides != ""))
     sides = np.unique(np.stack([groups[placed], view.sides[placed]], axis=1), axis=0)
@@ -155,7 +152,8 @@ def _leaks(view: _View) -> Iterable[Problem]:
     if torn:
         text = f"{many(len(torn), 'group')} on more than one side of the split: {some(torn)}."
         details = {name: " and ".join(sides[sides[:, 0] == name, 1].tolist()) for name in torn[:LISTED]}
-        yield Problem(view.leak, "group-leak", text, torn[:LISTED], details, count=len(torn))
+        severity: Severity = "error" if view.config.leaks == "error" else "warning"
+        yield Problem(severity, "group-leak", text, torn[:LISTED], details, count=len(torn))
 
 
 def _copies(view: _View) -> Iterable[Problem]:
@@ -174,9 +172,11 @@ def _copies(view: _View) -> Iterable[Problem]:
         torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not view.same_label(group[0], i)]
         for first, *others in sides.values():
             twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
-    if across and view.leak:
-        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): remove them from all but one."
-        yield view.pairs(view.leak, "leak", text, across)
+    if across and view.config.leaks != "ignore":
+        text = (
+            f"{many(len(across), 'picture')} on more than one side of the split ({same}): remove them from all but one."
+        )
+        yield view.pairs(view.leak(across), "leak", text, across)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
         yield view.pairs("warning", "label-conflict", text, torn)
@@ -322,7 +322,7 @@ def _common(values: np.ndarray) -> int:
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
+    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} if len(values) else {}
 
 
 def _histogram(values: np.ndarray, bins: int = 24) -> list[tuple[float, float, int]]:

@@ -39,9 +39,8 @@ class DataReport:
     counts: dict[str, list[int]]  # split to pictures of each class
     channels: int  # what a model's input should have for these pictures
     depth: int  # bits, as well
-    width: int  # medians, in pixels
-    height: int
-    quantiles: dict[str, dict[str, float]]  # of width and height: min, q05, q25, median, q75, q95, max
+    width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max; empty where nothing could be read
+    height: dict[str, float]
     sizes: list[tuple[float, float, int]]  # histogram of the shorter side: from, to, pictures
     formats: dict[str, int]
     modes: dict[str, int]
@@ -81,9 +80,9 @@ class DataReport:
 
     def summary(self) -> str:
         """Channels, depth and sizes in one line."""
-        if not self.quantiles:
+        if not self.width:
             return "No picture could be read."
-        sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in self.quantiles.values()]
+        sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in (self.width, self.height)]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
         return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
@@ -102,4 +101,6 @@ def many(n: int, what: str) -> str:
 
 def _of_classes(counts: list[int]) -> str:
     present = [n for n in counts if n]
-    return f"({min(present)} to {max(present)} in a class)" if len(present) > 1 else ""
+    if len(set(present)) < 2:
+        return f"({present[0]} in each class)" if len(present) > 1 else ""
+    return f"({min(present)} to {max(present)} in a class)"

@@ -200,12 +200,16 @@ def _in_threads(
             return error.strerror or str(error)
 
     order = list(order)
+    limit = Image.MAX_IMAGE_PIXELS  # `read` sets it for each picture; with many at once the last one would stay
     Image.init()  # Pillow loads its formats when they are first needed, which threads must not do at once
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(order), CHUNK):
-            if time.monotonic() > deadline:
-                return
-            chunk = order[start : start + CHUNK]
-            yield from zip(chunk, pool.map(safely, chunk), strict=True)
-            if progress is not None:
-                progress(start + len(chunk), len(order))
+    try:
+        with ThreadPoolExecutor() as pool:
+            for start in range(0, len(order), CHUNK):
+                chunk = order[start : start + CHUNK]
+                yield from zip(chunk, pool.map(safely, chunk), strict=True)
+                if progress is not None:
+                    progress(start + len(chunk), len(order))
+                if time.monotonic() > deadline:
+                    return
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
