@@ -173,9 +173,7 @@ def _copies(view: _View) -> Iterable[Problem]:
         for first, *others in sides.values():
             twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
     if across and view.config.leaks != "ignore":
-        text = (
-            f"{many(len(across), 'picture')} on more than one side of the split ({same}): remove them from all but one."
-        )
+        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): keep one of each."
         yield view.pairs(view.leak(across), "leak", text, across)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."

@@ -63,7 +63,8 @@ def near_pairs(thumbs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _details(thumbs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(N, 256) int8, at equal contrast: what a blur takes away; and (N,) how many grey levels that is."""
-    details, strengths = np.empty((len(thumbs), thumbs[0].size), np.int8), np.empty(len(thumbs), np.float32)
+    details = np.empty((len(thumbs), thumbs.shape[1] * thumbs.shape[2]), np.int8)
+    strengths = np.empty(len(thumbs), np.float32)
     for start in range(0, len(thumbs), 8192):
         part = thumbs[start : start + 8192].astype(np.float32)
         part = (part - _blur(_blur(part))).reshape(len(part), -1)
