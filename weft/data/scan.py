@@ -104,9 +104,9 @@ def read_headers(source: Source, max_pixels: int, seconds: float, progress: Prog
 def viewable(pixels: np.ndarray) -> Image.Image:
     """A decoded picture of any depth and number of channels as a Pillow image that people can look at."""
     if pixels.dtype != np.uint8:  # values of 12 bits in files of 16 would all be black
-        values = pixels.astype(np.float64)
-        low, high = values.min(), values.max()
-        pixels = ((values - low) * (255 / max(high - low, 1e-30))).astype(np.uint8)
+        low, high = float(pixels.min()), float(pixels.max())
+        scale = 255 / max(high - low, 1e-30)
+        pixels = np.clip(pixels * np.float32(scale) - low * scale, 0, 255).astype(np.uint8)
     return Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else np.ascontiguousarray(pixels[..., :3]))
 
 
