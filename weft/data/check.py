@@ -125,9 +125,10 @@ class _View:
     def is_split(self) -> bool:
         return set(self.counts) != {"all"}
 
-    @property
-    def leak(self) -> Severity | None:
-        return {"error": "error", "warn": "warning", "ignore": None}[self.config.leaks]  # type: ignore[return-value]
+    def leak(self, pairs: list[tuple[int, int, float]]) -> Severity:
+        """How bad pictures on both sides are: an error, unless settings say otherwise or it was Weft that split."""
+        apart = any(self.source.splits[a] != self.source.splits[b] for a, b, _ in pairs)
+        return "error" if apart and self.config.leaks == "error" else "warning"
 
 
 def _unreadable(view: _View) -> Iterable[Problem]:
@@ -142,7 +143,7 @@ def _unreadable(view: _View) -> Iterable[Problem]:
 
 def _leaks(view: _View) -> Iterable[Problem]:
     groups = view.source.groups
-    if groups is None or view.leak is None:
+    if groups is None or view.config.leaks == "ignore":
         return
     placed = np.flatnonzero((groups != "") & (view.sides != ""))
     sides = np.unique(np.stack([groups[placed], view.sides[placed]], axis=1), axis=0)
@@ -151,7 +152,8 @@ def _leaks(view: _View) -> Iterable[Problem]:
     if torn:
         text = f"{many(len(torn), 'group')} on more than one side of the split: {some(torn)}."
         details = {name: " and ".join(sides[sides[:, 0] == name, 1].tolist()) for name in torn[:LISTED]}
-        yield Problem(view.leak, "group-leak", text, torn[:LISTED], details, count=len(torn))
+        severity: Severity = "error" if view.config.leaks == "error" else "warning"
+        yield Problem(severity, "group-leak", text, torn[:LISTED], details, count=len(torn))
 
 
 def _copies(view: _View) -> Iterable[Problem]:
@@ -167,11 +169,12 @@ def _copies(view: _View) -> Iterable[Problem]:
             sides.setdefault(str(view.sides[index]), []).append(index)
         home, *away = sorted(filter(None, sides), key=SIDES.index) or [""]
         across += [(sides[home][0], index, 0.0) for side in away for index in sides[side]]
-        twice += [(members[0], index, 0.0) for members in sides.values() for index in members[1:]]
         torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not view.same_label(group[0], i)]
-    if across and view.leak:
-        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): results look too good."
-        yield view.pairs(view.leak, "leak", text, across)
+        for first, *others in sides.values():
+            twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
+    if across and view.config.leaks != "ignore":
+        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): keep one of each."
+        yield view.pairs(view.leak(across), "leak", text, across)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
         yield view.pairs("warning", "label-conflict", text, torn)

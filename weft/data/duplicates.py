@@ -1,10 +1,10 @@
 """Copies among pictures: equal ones by their hashes, almost equal ones by their thumbnails.
 
-Almost equal: a picture saved again, resized, brightened. Two steps find them among 100,000 pictures in seconds. The
-signs of the 64 lowest frequencies of a thumbnail make a hash, and only pairs whose hashes differ in at most 7 bits go
-on. Of these the details are compared (thumbnails less their blurred selves, at equal contrast), and a pair counts if
-it is far nearer than other pictures of the same data are: photographs hardly resemble each other, pictures of
-trousers on black all do, so no fixed threshold would serve both.
+Almost equal: a picture saved again, resized, brightened, mirrored. Two steps find them among 100,000 pictures in
+seconds. The signs of the 64 lowest frequencies of a thumbnail make a hash, and only pairs whose hashes differ in at
+most 7 bits go on. Of these the details are compared (thumbnails less their blurred selves, at equal contrast), and a
+pair counts if it is far nearer than other pictures of the same data are: photographs hardly resemble each other,
+pictures of trousers on black all do, so no fixed threshold would serve both.
 """
 
 from collections.abc import Iterator
@@ -43,8 +43,8 @@ def near_pairs(thumbs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     others = details[np.random.default_rng(0).permutation(len(usable))[:1000]]
     reach = np.full(len(usable), np.nan, np.float32)  # how far other pictures are; filled in where it is needed
     pairs, distances = [np.empty((0, 2), int)], [np.empty(0)]
-    for left, right in _candidates(_hashes(thumbs[usable])):
-        near = _distance(details, left, right)
+    for other, left, right in _with_mirrored(thumbs[usable], details):
+        near = _distance(details, other, left, right)
         keep = near < NEARER * 1.42  # other pictures are nowhere farther than this allows: sqrt(2)
         left, right, near = left[keep], right[keep], near[keep]
         new = np.unique(np.concatenate([left, right]))
@@ -58,12 +58,25 @@ def near_pairs(thumbs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             break
     distance = np.concatenate(distances)
     order = np.argsort(distance, kind="stable")
-    return usable[np.concatenate(pairs)[order]], distance[order]
+    together = np.concatenate(pairs)[order]
+    first = np.sort(np.unique(together, axis=0, return_index=True)[1])  # symmetric pictures equal their mirror image
+    return usable[together[first]], distance[order][first]
+
+
+def _with_mirrored(thumbs: np.ndarray, details: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Candidates among the pictures, then between pictures and mirror images, with the details to compare."""
+    hashes = _hashes(thumbs)
+    for left, right in _candidates(hashes, hashes):
+        yield details, left, right
+    mirrored = details.reshape(thumbs.shape)[:, :, ::-1].reshape(details.shape)
+    for left, right in _candidates(hashes, _hashes(thumbs[:, :, ::-1])):
+        yield mirrored, left, right
 
 
 def _details(thumbs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(N, 256) int8, at equal contrast: what a blur takes away; and (N,) how many grey levels that is."""
-    details, strengths = np.empty((len(thumbs), thumbs[0].size), np.int8), np.empty(len(thumbs), np.float32)
+    details = np.empty((len(thumbs), thumbs.shape[1] * thumbs.shape[2]), np.int8)
+    strengths = np.empty(len(thumbs), np.float32)
     for start in range(0, len(thumbs), 8192):
         part = thumbs[start : start + 8192].astype(np.float32)
         part = (part - _blur(_blur(part))).reshape(len(part), -1)
@@ -99,23 +112,23 @@ def _hashes(thumbs: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def _candidates(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of positions (left < right) whose hashes differ in at most 7 bits.
+def _candidates(hashes: np.ndarray, others: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of positions, left < right, where hashes[left] and others[right] differ in at most 7 bits.
 
     Then one of the four quarters differs in at most one bit: pictures are sorted by each quarter, and each looks up
     its own value and the 16 values that are one bit away.
     """
     for quarter in range(4):
-        keys = hashes.view(np.uint16).reshape(-1, 4)[:, quarter]
+        own, keys = (values.view(np.uint16).reshape(-1, 4)[:, quarter] for values in (hashes, others))
         order = np.argsort(keys, kind="stable")
         ends = np.searchsorted(keys[order], np.arange(1 << 16), side="right")
         starts = np.concatenate([[0], ends[:-1]])
         for flip in (0, *(1 << bit for bit in range(16))):
-            wanted = keys ^ np.uint16(flip)
+            wanted = own ^ np.uint16(flip)
             for left, right in _ranges(starts[wanted], ends[wanted]):
                 right = order[right]
                 left, right = left[left < right], right[left < right]
-                bits = _POPCOUNT[(hashes[left] ^ hashes[right]).view(np.uint16).reshape(-1, 4)]
+                bits = _POPCOUNT[(hashes[left] ^ others[right]).view(np.uint16).reshape(-1, 4)]
                 near = (bits.sum(axis=1) <= BITS) & (bits[:, :quarter] > 1).all(axis=1)  # no earlier quarter had it
                 if near.any():
                     yield left[near], right[near]
@@ -135,12 +148,12 @@ def _ranges(starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[np.ndarray, 
         first = last
 
 
-def _distance(details: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(P,) root mean square difference of details, 0 to 2."""
+def _distance(details: np.ndarray, others: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(P,) root mean square difference of details[left] and others[right], 0 to 2."""
     squares = np.empty(len(left), np.float32)
     for start in range(0, len(left), 4096):
         part = slice(start, start + 4096)
-        difference = details[left[part]].astype(np.float32) - details[right[part]]
+        difference = details[left[part]].astype(np.float32) - others[right[part]]
         squares[part] = np.einsum("pd,pd->p", difference, difference)
     return np.sqrt(squares / details.shape[1]) / UNIT
 

@@ -39,7 +39,7 @@ class DataReport:
     counts: dict[str, list[int]]  # split to pictures of each class
     channels: int  # what a model's input should have for these pictures
     depth: int  # bits, as well
-    width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max
+    width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max; empty where nothing could be read
     height: dict[str, float]
     sizes: list[tuple[float, float, int]]  # histogram of the shorter side: from, to, pictures
     formats: dict[str, int]
@@ -82,7 +82,7 @@ class DataReport:
         """Channels, depth and sizes in one line."""
         if not self.width:
             return "No picture could be read."
-        sides = [f"{axis['median']:.0f} ({axis['min']:.0f} to {axis['max']:.0f})" for axis in (self.width, self.height)]
+        sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in (self.width, self.height)]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
         return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
@@ -101,4 +101,6 @@ def many(n: int, what: str) -> str:
 
 def _of_classes(counts: list[int]) -> str:
     present = [n for n in counts if n]
-    return f"({min(present)} to {max(present)} in a class)" if len(present) > 1 else ""
+    if len(set(present)) < 2:
+        return f"({present[0]} in each class)" if len(present) > 1 else ""
+    return f"({min(present)} to {max(present)} in a class)"

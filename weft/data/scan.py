@@ -104,9 +104,9 @@ def read_headers(source: Source, max_pixels: int, seconds: float, progress: Prog
 def viewable(pixels: np.ndarray) -> Image.Image:
     """A decoded picture of any depth and number of channels as a Pillow image that people can look at."""
     if pixels.dtype != np.uint8:  # values of 12 bits in files of 16 would all be black
-        values = pixels.astype(np.float32)
-        low, high = float(values.min()), float(values.max())
-        pixels = ((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+        low, high = float(pixels.min()), float(pixels.max())
+        scale = 255 / max(high - low, 1e-30)
+        pixels = np.clip(pixels * np.float32(scale) - low * scale, 0, 255).astype(np.uint8)
     return Image.fromarray(pixels[..., 0] if pixels.shape[2] < 3 else np.ascontiguousarray(pixels[..., :3]))
 
 
@@ -200,12 +200,16 @@ def _in_threads(
             return error.strerror or str(error)
 
     order = list(order)
+    limit = Image.MAX_IMAGE_PIXELS  # `read` sets it for each picture; with many at once the last one would stay
     Image.init()  # Pillow loads its formats when they are first needed, which threads must not do at once
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(order), CHUNK):
-            if time.monotonic() > deadline:
-                return
-            chunk = order[start : start + CHUNK]
-            yield from zip(chunk, pool.map(safely, chunk), strict=True)
-            if progress is not None:
-                progress(start + len(chunk), len(order))
+    try:
+        with ThreadPoolExecutor() as pool:
+            for start in range(0, len(order), CHUNK):
+                chunk = order[start : start + CHUNK]
+                yield from zip(chunk, pool.map(safely, chunk), strict=True)
+                if progress is not None:
+                    progress(start + len(chunk), len(order))
+                if time.monotonic() > deadline:
+                    return
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
