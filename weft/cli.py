@@ -23,6 +23,7 @@ app = App(name="weft", help="Convolutions woven into vision transformers.", vers
 
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
 Flag = Parameter(negative="")
+OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
 
 @app.command
@@ -177,7 +178,7 @@ def evaluate(
 
     predictor = using.load(run, device)
     source, indices, what = using.find_pictures(run, data, split)
-    with _bar("evaluating") as progress:
+    with _progress("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
         workers = _workers(len(indices)) if workers < 0 else workers
         evaluation = using.evaluate(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
@@ -194,8 +195,8 @@ def predict(
     /,
     *pictures: str,
     top: Annotated[int, Parameter(negative="")] = 5,
-    csv: str = "",
-    as_json: Annotated[str, Parameter(name="--json")] = "",
+    csv: Annotated[str, OutFile] = "",
+    as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
     batch: Annotated[int | None, Parameter(negative="")] = None,
     device: str = "auto",
     workers: Annotated[int, Parameter(negative="")] = -1,
@@ -231,7 +232,7 @@ def predict(
 
     predictor = using.load(run, device)
     workers = _workers(len(pictures)) if workers < 0 else workers
-    with _bar("predicting") as progress:
+    with _progress("pictures looked at", quiet=False) as progress:
         found = predictor.predict(
             list(pictures), top, batch=batch or using.EVAL_BATCH, workers=workers, progress=progress
         )
@@ -248,20 +249,6 @@ def predict(
 def _workers(pictures: int) -> int:
     """Reading in other processes pays from a few hundred pictures on."""
     return min(8, (os.cpu_count() or 1) // 2) if pictures > 500 else 0
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Shows progress on standard error where a person is watching."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
 
 
 def _write_out(file: str, text: str) -> None:
