@@ -1,6 +1,7 @@
 """The command `weft`. The only module that knows all the others, and it imports them only when a command runs."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -22,6 +23,7 @@ app = App(name="weft", help="Convolutions woven into vision transformers.", vers
 
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
 Flag = Parameter(negative="")
+OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
 
 @app.command
@@ -142,6 +144,121 @@ def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
             f"Look at {run.folder / 'report.html'}; then try it on your own pictures:\n"
             f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} some.jpg"
         )
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Path,
+    data: str = "",
+    /,
+    *,
+    split: str = "",
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    device: str = "auto",
+    workers: Annotated[int, Parameter(negative="")] = -1,
+) -> None:
+    """Measure a trained model: accuracy with its uncertainty, each class, confusions, calibration.
+
+    Parameters
+    ----------
+    run
+        A run or model folder.
+    data
+        Pictures with labels, as for `weft train`; by default those that the run kept for validation.
+    split
+        val, test or all; by default the validation pictures, where there are any.
+    as_json
+        Print one JSON object, and nothing else.
+    device
+        auto, cpu, cuda or cuda:N.
+    workers
+        Processes that read pictures; -1: from the machine.
+    """
+    from weft import predict as using
+    from weft.analysis.show import metric_lines
+
+    predictor = using.load(run, device)
+    source, indices, what = using.find_pictures(run, data, split)
+    with _progress("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
+        workers = _workers(len(indices)) if workers < 0 else workers
+        evaluation = using.evaluate(predictor, source, indices, workers=workers, progress=progress)
+    metrics = evaluation.metrics()
+    if as_json:
+        print(json.dumps({"data": source.root, "pictures": what, **metrics}, allow_nan=False))
+    else:
+        print(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
+        print("\n".join(metric_lines(metrics)))
+
+
+@app.command
+def predict(
+    run: Path,
+    /,
+    *pictures: str,
+    top: Annotated[int, Parameter(negative="")] = 5,
+    csv: Annotated[str, OutFile] = "",
+    as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    batch: Annotated[int | None, Parameter(negative="")] = None,
+    device: str = "auto",
+    workers: Annotated[int, Parameter(negative="")] = -1,
+) -> None:
+    """Say what is in pictures.
+
+    Parameters
+    ----------
+    run
+        A run or model folder.
+    pictures
+        Files, folders with all below them, or patterns such as "*.jpg".
+    top
+        How many classes to name for each picture.
+    csv
+        Write a table to this file; - for standard output.
+    as_json
+        Write JSON to this file; - for standard output.
+    batch
+        Pictures at once.
+    device
+        auto, cpu, cuda or cuda:N.
+    workers
+        Processes that read pictures; -1: from the machine.
+    """
+    if not pictures:
+        raise WeftError("No pictures given; name files, folders or patterns.")
+    if csv == as_json == "-":
+        raise WeftError("--csv and --json cannot both go to standard output; give one of them a file.")
+
+    from weft import predict as using
+    from weft.analysis.show import as_csv, prediction_lines
+
+    predictor = using.load(run, device)
+    workers = _workers(len(pictures)) if workers < 0 else workers
+    with _progress("pictures looked at", quiet=False) as progress:
+        found = predictor.predict(
+            list(pictures), top, batch=batch or using.EVAL_BATCH, workers=workers, progress=progress
+        )
+    if as_json:
+        _write_out(as_json, json.dumps([asdict(prediction) for prediction in found], indent=2) + "\n")
+    if csv:
+        _write_out(csv, as_csv(found, min(top, len(predictor.classes))))
+    if "-" not in (csv, as_json):
+        print("\n".join(prediction_lines(found)))
+    if all(prediction.error for prediction in found):
+        sys.exit(2)
+
+
+def _workers(pictures: int) -> int:
+    """Reading in other processes pays from a few hundred pictures on."""
+    return min(8, (os.cpu_count() or 1) // 2) if pictures > 500 else 0
+
+
+def _write_out(file: str, text: str) -> None:
+    if file == "-":
+        print(text, end="")
+    else:
+        from weft.files import write_text
+
+        write_text(Path(file), text)
 
 
 @app.command
@@ -345,11 +462,9 @@ def take_keys(arguments: list[str]) -> list[str]:
 
 
 def _print_columns(rows: list[list[str]], right: Collection[int] = ()) -> None:
-    """Aligned text; the columns in `right` are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [f"{c:>{w}}" if i in right else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  ".join(cells).rstrip())
+    from weft.analysis.show import columns
+
+    print("\n".join(columns(rows, right)))
 
 
 def main() -> None:

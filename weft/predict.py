@@ -157,7 +157,7 @@ class _Found:
 
     def __init__(self, pictures: Any):
         entries = list(_find(pictures))
-        self.names = [name for name, _ in entries]
+        self.names = [name or f"picture {i}" for i, (name, _) in enumerate(entries)]
         self.files = [file for _, file in entries]
         self.labels = np.zeros(len(entries), np.int64)
 
@@ -168,13 +168,12 @@ class _Found:
 
 
 def _find(pictures: Any) -> Iterator[tuple[str, Any]]:
-    """Name and file of each picture, or name and what is wrong with it."""
+    """Name and file of each picture, or name and what is wrong with it; what was no file may have no name."""
     if isinstance(pictures, str | os.PathLike):
         yield from _find_files(os.fspath(pictures))
     elif isinstance(pictures, Iterable) and not isinstance(pictures, np.ndarray | bytes):
-        for i, picture in enumerate(pictures):
-            for name, file in _find(picture):
-                yield name or f"picture {i}", file
+        for picture in pictures:
+            yield from _find(picture)
     else:
         yield getattr(pictures, "filename", ""), pictures
 

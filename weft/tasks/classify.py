@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor, float], Tensor]
 LOSS_UNIT = 2.0**-24
 WORST_LOSS = 10_000.0  # of one picture: what an infinite or undefined loss counts, so that a mean exists
 MOST_POSITIVE_WEIGHT = 20.0
-EVAL_BATCH = 64  # pictures at once in every evaluation: another number would change the last digits of logits
+EVAL_BATCH = 128  # of validation, `weft eval` and `weft predict` alike, so that their digits agree
 
 
 # Loss -------------------------------------------------------------------------------------------------------------
