@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from weft.data.transforms import Preprocessing
 
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
-AUGMENTED, PREDICTIONS, MISTAKES, PAIRS, PAIR_PICTURES = 24, 24, 16, 6, 6  # pictures shown, at most
+AUGMENTED, PREDICTIONS, MISTAKES = 24, 24, 16  # pictures shown, at most
+PAIRS, PAIRS_ALONE, PAIR_PICTURES = 5, 12, 6  # confused pairs beside a matrix and without one
 NAMES = 100  # of left-out files and of a problem's files
 PACKAGES = "torch", "torchvision", "timm"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -58,6 +59,7 @@ def write_report(
     """
     history, metrics = read_history(run), evaluation.metrics()
     album = Album(evaluation, source, split, preprocessing)
+    matrix = not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES
     page = render(
         "report.html.j2",
         folder=run.resolve().name,
@@ -76,9 +78,9 @@ def write_report(
         parameters=in_units(_parameters(run), COUNTS),
         epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
         charts=curves(history, many_classes=len(evaluation.classes) >= 20),
-        matrix=not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES,
+        matrix=matrix,
         per_class=worst_first(metrics),
-        pairs=album.pairs(PAIRS, PAIR_PICTURES),
+        pairs=album.pairs(PAIRS if matrix else PAIRS_ALONE, PAIR_PICTURES),
         mistakes=album.mistakes(MISTAKES),
         predictions=album.random(PREDICTIONS, config.run.seed),
         augmented=[data_uri(visible(picture), SIDE) for picture in augmented[:AUGMENTED]],
