@@ -12,12 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn import metrics as sk
 
 import weft
 from weft.analysis.errors import Evaluation
-from weft.config import Config, override
-from weft.data.check import DataReport, Problem
+from weft.config import Config, DataConfig, override
+from weft.data.check import DataReport, Problem, check
+from weft.data.sources import open_source
+from weft.data.split import make_split
 from weft.data.transforms import Preprocessing
 from weft.plots import line_chart, nice_ticks
 from weft.report import data_name, read_history, visible, write_report
@@ -278,6 +281,30 @@ def test_a_file_that_has_gone_leaves_a_gap(tmp_path: Path) -> None:
     source.layout, source.notes, source.open = "a table", [], gone
     page, _ = make_run(tmp_path, classes=["a", "b"], source=source)
     assert any(attrs.get("class") == "missing" for _, attrs in page.tags)
+
+
+def test_a_folder_of_pictures(tmp_path: Path) -> None:
+    for i in range(20):
+        file = tmp_path / "pictures" / ["cat", "dog"][i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (i * 10, 90, 40)).save(file)
+    source = open_source(str(tmp_path / "pictures"))
+    split = make_split(source, DataConfig(val_fraction=0.5), seed=0)
+    labels = source.labels[split.val]
+    names = [source.names[i] for i in split.val]
+    logits = np.eye(2, dtype=np.float32)[labels]
+    page, _ = make_run(
+        tmp_path,
+        classes=["cat", "dog"],
+        source=source,
+        split=split,
+        evaluation=Evaluation(names, source.classes, False, logits, labels),
+        data_report=check(source, split, quick=True, config=DataConfig()),
+    )
+    assert tile(page, "top-1") == "100.0 %"
+    assert "No class has a mistake." in page.text
+    assert not any(attrs.get("class") == "missing" for _, attrs in page.tags)
+    assert ["cat", "5", "5"] in [row[:3] for row in page.rows["data"]]
 
 
 def test_plain_pictures_are_shown_as_they_are_and_dark_ones_stretched() -> None:

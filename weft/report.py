@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from weft.data.transforms import Preprocessing
 
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
-AUGMENTED, PREDICTIONS, MISTAKES, PAIRS, PAIR_PICTURES = 24, 24, 16, 6, 6  # pictures shown, at most
+AUGMENTED, PREDICTIONS, MISTAKES = 24, 24, 16  # pictures shown, at most
+PAIRS, PAIRS_ALONE, PAIR_PICTURES = 5, 12, 6  # confused pairs beside a matrix and without one
 NAMES = 100  # of left-out files and of a problem's files
 PACKAGES = "torch", "torchvision", "timm"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -58,6 +59,7 @@ def write_report(
     """
     history, metrics = read_history(run), evaluation.metrics()
     album = Album(evaluation, source, split, preprocessing)
+    matrix = not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES
     page = render(
         "report.html.j2",
         folder=run.resolve().name,
@@ -76,9 +78,9 @@ def write_report(
         parameters=in_units(_parameters(run), COUNTS),
         epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
         charts=curves(history, many_classes=len(evaluation.classes) >= 20),
-        matrix=not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES,
+        matrix=matrix,
         per_class=worst_first(metrics),
-        pairs=album.pairs(PAIRS, PAIR_PICTURES),
+        pairs=album.pairs(PAIRS if matrix else PAIRS_ALONE, PAIR_PICTURES),
         mistakes=album.mistakes(MISTAKES),
         predictions=album.random(PREDICTIONS, config.run.seed),
         augmented=[data_uri(visible(picture), SIDE) for picture in augmented[:AUGMENTED]],
@@ -148,6 +150,7 @@ def verdict(metrics: dict[str, Any], evaluation: "Evaluation") -> list[str]:
 def curves(history: History, *, many_classes: bool) -> dict[str, Chart | None]:
     """The charts of a run; None where nothing was recorded."""
     steps, epochs, best = history.steps, history.epochs, history.best
+    timed = [row for row in steps if row["pictures_per_second"]]  # the first step has nothing to be timed against
     score, name = ("val_map", "mAP") if any("val_map" in row for row in epochs) else ("val_top1", "top-1")
     scores = {name: _points(epochs, score)}
     if name == "mAP" or many_classes:
@@ -163,11 +166,11 @@ def curves(history: History, *, many_classes: bool) -> dict[str, Chart | None]:
             "Validation accuracy" if name == "top-1" else "Validation", scores, show=_percent, mark=mark
         ),
         "loss": line_chart("Loss", losses),
-        "lr": line_chart("Learning rate", {"learning rate": _points(steps or epochs, "lr")}, zero=True),
-        "grad_norm": line_chart("Norm of the gradient", {"norm": _points(steps, "grad_norm")}),
-        "speed": line_chart(
-            "Pictures per second", {"per second": _points(steps or epochs, "pictures_per_second")}, zero=True
+        "lr": line_chart(
+            "Learning rate", {"learning rate": sorted(_points(steps, "lr") + _points(epochs, "lr"))}, zero=True
         ),
+        "grad_norm": line_chart("Norm of the gradient", {"norm": _points(steps, "grad_norm")}),
+        "speed": line_chart("Pictures per second", {"per second": _points(timed, "pictures_per_second")}, zero=True),
     }
 
 
@@ -288,11 +291,10 @@ def settings(config: Config) -> list[dict[str, Any]]:
     for section in dataclasses.fields(config):
         chosen, default = getattr(config, section.name), getattr(Config(), section.name)
         for key in dataclasses.fields(chosen):
-            value = getattr(chosen, key.name)
-            changed = value != getattr(default, key.name)
-            rows.append(
-                {"key": f"{section.name}.{key.name}", "value": value, "help": key.metadata["help"], "changed": changed}
-            )
+            value, usual = getattr(chosen, key.name), getattr(default, key.name)
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            row = {"key": f"{section.name}.{key.name}", "value": shown, "help": key.metadata["help"]}
+            rows.append(row | {"changed": value != usual})
     return rows
 
 
