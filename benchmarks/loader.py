@@ -27,9 +27,10 @@ from timm.data import ImageDataset, auto_augment, create_loader
 
 from weft.config import AugmentConfig
 from weft.data.loader import train_batches
+from weft.data.ops import posterize
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
-from weft.data.transforms import Augmentation, Preprocessing, _posterize
+from weft.data.transforms import Augmentation, Preprocessing
 
 BATCH = 64
 SIZES = {"as they are": None, "500 x 375": (500, 375), "2000 x 1500": (2000, 1500)}
@@ -45,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
-        auto_augment.NAME_TO_OP[name] = _posterize  # timm's own raises with Pillow 13 when no bit is kept
+        auto_augment.NAME_TO_OP[name] = posterize  # timm's own raises with Pillow 13 when no bit is kept
 
     rows = []
     print(f"{'pictures':14}{'policy':24}{'timm':>10}{'weft':>10}{'ratio':>8}   (pictures per second per core)")

@@ -248,6 +248,8 @@ def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable
     from timm.data import auto_augment
     from timm.data.transforms import str_to_pil_interp
 
+    from weft.data.ops import TENSOR_OPS
+
     name = config.policy.split("-")[0]
     if name not in POLICIES:
         near = did_you_mean(name, POLICIES)
@@ -270,8 +272,8 @@ def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable
             f"augment.policy={config.policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
         ) from None
     for op in getattr(policy, "ops", None) or [op for pair in policy.policy for op in pair]:  # type: ignore[union-attr]
-        op.aug_fn = _posterize if op.aug_fn is auto_augment.posterize else op.aug_fn
-        op.aug_fn = partial(_on_pillow, op.aug_fn)
+        quick = TENSOR_OPS.get(op.aug_fn)
+        op.aug_fn = partial(_on_pillow, op.aug_fn) if quick is None else partial(_on_tensor, quick)
     if name == "rand" and policy.choice_weights is None:  # type: ignore[union-attr]
         return _Uniform(policy.ops, policy.num_layers)  # type: ignore[union-attr]
     return partial(_on_pillow, policy) if name == "augmix" else policy
@@ -295,6 +297,5 @@ def _on_pillow(function: Callable[..., Canvas], canvas: Canvas, *args: Any, **kw
     return function(canvas if isinstance(canvas, Image.Image) else to_pillow(canvas), *args, **kwargs)
 
 
-def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """The upper `bits` of each value. timm asks Pillow, which since version 13 refuses to keep none of them."""
-    return image.point([value & (0xFF00 >> bits) for value in range(256)] * len(image.getbands()))
+def _on_tensor(function: Callable[..., Tensor], canvas: Canvas, *args: Any, **kwargs: Any) -> Tensor:
+    return function(F.pil_to_tensor(canvas) if isinstance(canvas, Image.Image) else canvas, *args, **kwargs)
