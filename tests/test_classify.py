@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-import torchmetrics.functional.classification as tm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from tests.conftest import randomise
 from weft.config import LossConfig
@@ -144,6 +144,8 @@ def test_single_label_metrics_are_scikit_learns(size):
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_top5_is_torchmetrics(n, seed):
+    import torchmetrics.functional.classification as tm  # which takes seconds
+
     g = torch.Generator().manual_seed(seed)
     logits, labels = torch.randn(n, 12, generator=g), torch.randint(12, (n,), generator=g)
     expected = tm.multiclass_accuracy(logits, labels, 12, average="micro", top_k=5)
@@ -181,6 +183,21 @@ def test_undefined_logits_are_wrong_and_finite():
     assert result["top5"] == 0.5
     assert np.isfinite(result["loss"])
     assert set(measure(logits[:0], torch.zeros(0, dtype=torch.long)).values()) == {0.0}
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_nothing_waits_for_the_device(multilabel):
+    """Tensors without values: whoever asks for one, which would make the host wait, gets an exception."""
+    kinds = [("bce", "loss")] if multilabel else [("ce", "loss"), ("bce", "loss"), ("ce", "logit-adjust")]
+    losses = [a_loss(kind, balance, multilabel, pictures=100) for kind, balance in kinds]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits, labels = torch.randn(4, 5), torch.randint(5, (4, 5) if multilabel else (4,))
+        meter = Meter(5, multilabel)
+        meter.update(logits, labels)
+        for loss in losses:
+            assert loss(logits, labels, 4).shape == ()
+        with pytest.raises(DataDependentOutputException):
+            meter.result()
 
 
 def _measure_in_process(rank, world, file):
