@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -113,25 +114,37 @@ def test_same_seed_same_metrics_another_seed_others(pictures, whole, tmp_path):
     assert without_times(again) == without_times(whole) != without_times(other)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_thirty_kills_change_no_bit(pictures, tmp_path):
-    """SIGKILL at random moments of a run with a reader process, thirty times."""
-    settings = dict(EVERYTHING_RANDOM, epochs=20, run__save_minutes=0.0, data__workers=1)
+    """SIGKILL at thirty random moments of a run with a reader process: at the start, in steps, validation, saving."""
+    settings = dict(EVERYTHING_RANDOM, epochs=30, run__save_minutes=0.0, data__workers=1)
+    run, draw, reached = tmp_path / "run", random.Random(0), [0]
     run_to_end(pictures, tmp_path / "whole", settings)
-    draw, reached = random.Random(0), set()
     for kill in range(30):
-        process = processes().Process(target=start_or_resume, args=(pictures, tmp_path / "run", settings))
+        process = processes().Process(target=start_or_resume, args=(pictures, run, settings))
         process.start()
-        process.join(timeout=draw.uniform(0.1, 1.5))
+        if kill % 5:  # every fifth is killed on its way to the first step
+            wait_for_step(run, reached[-1] + draw.randint(1, 2))
+        process.join(timeout=draw.uniform(0, 0.3))
         assert process.is_alive(), f"ended with {process.exitcode} before kill {kill + 1}: the run is too short"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        if (tmp_path / "run" / STATE).exists():
-            reached.add(read_header(tmp_path / "run")["progress"].step)
-    assert len(reached) > 5, "the kills came before any work was done"
-    run_to_end(pictures, tmp_path / "run", settings)
-    assert differences(tmp_path / "whole", tmp_path / "run") == []
-    assert without_times(tmp_path / "run") == without_times(tmp_path / "whole")
+        reached.append(step_of(run))
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 15
+    run_to_end(pictures, run, settings)
+    assert differences(tmp_path / "whole", run) == []
+    assert without_times(run) == without_times(tmp_path / "whole")
+
+
+def step_of(run: Path) -> int:
+    return read_header(run)["progress"].step if (run / STATE).exists() else 0
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    until = time.monotonic() + 60
+    while step_of(run) < step and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def run_to_end(pictures: Path, run: Path, settings: dict) -> None:

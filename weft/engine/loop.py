@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,7 +144,7 @@ class Trainer:
         """The step at which the first epoch that is not validated yet ends."""
         return min((self.progress.validated + 1) * self.parts.plan.steps_per_epoch, self.progress.total_steps)
 
-    def batches(self) -> Iterator[tuple[int, Batch]]:
+    def batches(self) -> Generator[tuple[int, Batch]]:
         """All steps that are left, with their pictures; readers go on while the model is validated."""
         left = range(self.progress.step, self.progress.total_steps)
         steps = [step for step in left if step not in self.progress.skipped]
@@ -159,7 +159,7 @@ class Trainer:
         with contextlib.closing(batches):
             yield from zip(steps, batches, strict=True)
 
-    def train_until(self, end: int, batches: Iterator[tuple[int, Batch]]) -> None:
+    def train_until(self, end: int, batches: Generator[tuple[int, Batch]]) -> None:
         self.model.train(not self.config.model.frozen_mode)
         while any(step not in self.progress.skipped for step in range(self.progress.step, end)):
             step, batch = next(batches)
