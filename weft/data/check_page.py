@@ -73,7 +73,7 @@ def write_page(report: DataReport, source: Source, path: str | Path) -> None:
 
 def _examples(problem: Problem) -> list[str]:
     if problem.pairs:
-        found = [f"{pair.first} = {pair.second}" for pair in problem.pairs[:3]]
+        found = [str(pair) for pair in problem.pairs[:3]]
     else:
         found = [f"{name}  {problem.details.get(name, '')}".rstrip() for name in problem.names[:3]]
     return found + ([f"and {problem.count - 3} more"] if problem.count > 3 else [])

@@ -15,6 +15,9 @@ class Pair:
     second: str
     distance: float
 
+    def __str__(self) -> str:
+        return f"{self.first} {'~' if self.distance else '='} {self.second}"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -72,7 +75,7 @@ class DataReport:
         found += [self.summary(), *(f"note: {note}" for note in self.notes)]
         for problem in self.problems:
             found.append(f"{problem.severity}: {problem.text}")
-            found += [f"    {pair.first} = {pair.second}" for pair in problem.pairs[:5]]
+            found += [f"    {pair}" for pair in problem.pairs[:5]]
             if not problem.pairs:
                 found += [f"    {name}  {problem.details.get(name, '')}".rstrip() for name in problem.names[:5]]
         found.append(self.verdict())
