@@ -382,7 +382,7 @@ def check(
         raise WeftError(f"{out.parent} does not exist; --out names a file in a folder that does.")
     source = open_source(data, group=config.group)
     if config.val:
-        source = join(source, open_source(config.val, group=config.group))
+        source = join(source, open_source(config.val))
     with _progress("pictures", quiet=as_json) as progress:
         report = check_data(source, None, quick=quick, config=config, progress=progress)
     if out is not None:

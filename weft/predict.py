@@ -289,6 +289,6 @@ def _same_place(data: str, other: str) -> bool:
 def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
     source = open_source(config.source, group=config.group)
     if config.val:
-        source = join(source, open_source(config.val, group=config.group))
+        source = join(source, open_source(config.val))
     split = load_split(folder / "split.json", source)
     return source, {"val": split.val, "test": split.test}

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
@@ -26,9 +26,11 @@ GRACE = 30  # seconds a worker lives on after SIGTERM
 class Pictures(Protocol):
     """What the loader wants of a source."""
 
-    names: Sequence[str]
     labels: np.ndarray
     multilabel: bool
+
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def open(self, index: int) -> Any: ...
 
@@ -47,8 +49,8 @@ class Batch:
 
 
 def train_batches(
-    source: Pictures, augmentation: Augmentation, plan: Plan, steps: range, *, workers: int, pin: bool
-) -> Iterator[Batch]:
+    source: Pictures, augmentation: Augmentation, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
+) -> Generator[Batch]:
     """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
     reader = _Reader(source, augmentation.preprocessing, augmentation)
     yield from _batches(reader, (plan.step(step) for step in steps), workers=workers, pin=pin)
@@ -64,7 +66,7 @@ def eval_batches(
     pin: bool,
     rank: int = 0,
     world: int = 1,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Every world-th picture of `indices` from the rank-th on, each exactly once, in order; the last batch is short."""
     mine = np.asarray(indices)[rank::world].tolist()
     draws = ([Draw(index, 0) for index in mine[i : i + batch]] for i in range(0, len(mine), batch))
@@ -121,7 +123,7 @@ class _Reader(Dataset[Batch]):
             raise RuntimeError(f"While reading {name!r}: {type(error).__name__}: {error}") from error
 
 
-def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin: bool) -> Iterator[Batch]:
+def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin: bool) -> Generator[Batch]:
     loader = DataLoader(
         reader,
         batch_size=None,  # the reader makes the batches

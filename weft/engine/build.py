@@ -49,8 +49,9 @@ def check_name(name: str) -> None:
 
 def takes(name: str, argument: str) -> bool:
     """Whether a model takes an argument, found out without making its weights."""
+    value: Any = {"img_size": 224, "stem_stride": 1}[argument]
     try:
-        timm.create_model(name, device="meta", **{argument: {"img_size": 224, "stem_stride": 1}[argument]})
+        timm.create_model(name, device="meta", **{argument: value})
     except TypeError:
         return False
     return True
@@ -108,7 +109,8 @@ def _is_first_conv(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _classifier_names(model: nn.Module) -> list[str]:
-    classifier: Any = model.pretrained_cfg["classifier"]  # pyright: ignore[reportIndexIssue]
+    cfg: Any = model.pretrained_cfg
+    classifier = cfg["classifier"]
     return list(classifier) if isinstance(classifier, tuple | list) else [classifier]
 
 

@@ -70,7 +70,8 @@ def fill(
 
 
 def _size(name: str, side: int) -> int:
-    own = timm.get_pretrained_cfg(name.split(".")[0]).input_size[-1]
+    cfg: Any = timm.get_pretrained_cfg(name)
+    own = cfg.input_size[-1]
     if "nano" in name:
         own = min(own, NANO_SIZE)
     if side >= 0.7 * own:

@@ -38,7 +38,8 @@ from weft.tasks.classify import EVAL_BATCH, Meter
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
 MAX_SKIPPED = 3  # batches without a finite gradient; then something is wrong with the settings, not with a batch
-LOG_STEPS = 50  # between two rows of metrics.jsonl
+RECENT = 50  # steps whose mean is shown
+LOG_ROWS = 500  # of steps in metrics.jsonl, about
 
 
 class Report(NamedTuple):
@@ -118,7 +119,7 @@ class Trainer:
         self.progress, self.screen = progress, screen
         self.log: Callable[[dict[str, Any]], None] = lambda row: None
         self.pending: deque[Pending] = deque()
-        self.recent: deque[tuple[float, Report]] = deque(maxlen=LOG_STEPS)
+        self.recent: deque[tuple[float, Report]] = deque(maxlen=RECENT)
         self.stop_wanted = False  # set by a signal
         self.stopping = self.saving = False  # agreed by all processes
         self.saved_at = self.clock_at = time.monotonic()
@@ -312,7 +313,7 @@ class Trainer:
         }
         epoch = pending.step // steps
         self.screen.step(epoch + 1, pending.step % steps + 1, steps, news, left)
-        if pending.step % LOG_STEPS == 0:
+        if pending.step % max(1, self.progress.total_steps // LOG_ROWS) == 0:
             row = {"kind": "step", "step": pending.step + 1, "epoch": (pending.step + 1) / steps, "lr": pending.lr}
             self.log({**row, "loss": report.loss, "grad_norm": report.grad_norm, "pictures_per_second": speed})
 

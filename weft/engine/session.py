@@ -124,7 +124,7 @@ def scale_epochs(config: Config, factor: float, given: set[str] = frozenset()) -
 def open_data(config: Config, world: World, say: Any) -> Data:
     source = open_source(config.data.source, group=config.data.group)
     if config.data.val:
-        source = join(source, open_source(config.data.val, group=config.data.group))
+        source = join(source, open_source(config.data.val))
     split = make_split(source, config.data, config.run.seed)
     report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
     for line in report.lines():
@@ -162,7 +162,7 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
     with joined(config) as world, locked(folder) if is_main() else contextlib.nullcontext():
         source = open_source(config.data.source, group=config.data.group)
         if config.data.val:
-            source = join(source, open_source(config.data.val, group=config.data.group))
+            source = join(source, open_source(config.data.val))
         if source.classes != header["classes"]:
             raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
         if fingerprint(source) != header["fingerprint"]:
@@ -292,7 +292,11 @@ class Sitting:
         teacher = None
         if config.loss.teacher:
             teacher = Distillation(
-                config.loss, classes=source.classes, preprocessing=self.preprocessing, device=world.device
+                config.loss,
+                classes=source.classes,
+                preprocessing=self.preprocessing,
+                device=world.device,
+                multilabel=source.multilabel,
             )
         total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
         parts = Parts(
@@ -356,13 +360,18 @@ class Sitting:
             preprocessing=self.preprocessing,
             augmented=self.trainer.augmented_batch(),
             data_report=data.report,
-            command=shlex.join(["weft", *sys.argv[1:]])
-            if Path(sys.argv[0]).name.startswith("weft")
-            else "weft.train(...)",
+            command=command_line(),
         )
         metric, name = ("map", "mAP") if data.source.multilabel else ("top1", "top-1")
         self.screen.say(f"{name} {results[metric]:.2%} on {results['n']:,} pictures; report: {page}")
         return results
+
+
+def command_line() -> str:
+    """How this run was started, for its report."""
+    started_by = Path(sys.argv[0])
+    is_command = started_by.name in ("weft", "weft.exe") or started_by.parent.name == "weft"
+    return shlex.join(["weft", *sys.argv[1:]]) if is_command else 'weft.train(config="config.yaml")'
 
 
 def broadcast(model: torch.nn.Module) -> None:

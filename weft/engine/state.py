@@ -23,6 +23,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from weft.engine.optim import Ema
 from weft.errors import WeftError
@@ -74,7 +75,7 @@ def snapshot(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def write_state(run: Path, tensors: dict[str, Tensor], progress: Progress, facts: dict[str, Any]) -> None:
@@ -164,9 +165,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
 
 def _like(own: Tensor, value: Tensor) -> Tensor:
     """`value` laid out in memory, or over the processes, as `own` is: fused optimisers rely on it."""
-    if isinstance(own, torch.distributed.tensor.DTensor):
+    if isinstance(own, DTensor):
         value = value.to(own.device)
-        return torch.distributed.tensor.distribute_tensor(value, own.device_mesh, own.placements)
+        return distribute_tensor(value, own.device_mesh, own.placements)
     return torch.empty_like(own, dtype=value.dtype, device=value.device).copy_(value)
 
 
