@@ -11,8 +11,8 @@
 | I;16, either byte order | uint16, the whole range, nothing clipped |
 | I (32 bit) | uint16 where all values are from 0 to 65535, else refused |
 | F | float32, the values as they are |
-| PNG of 16 bits with colour or alpha | uint16 (read by torchvision: Pillow would keep 8 bits); alpha as above |
-| TIFF of 16 bits and several channels | the upper 8 bits, which is all Pillow reads; save as .npy to keep the depth |
+| PNG and TIFF of 16 bits with RGB or RGBA | uint16: Pillow reads the upper bytes, and once more for the lower ones |
+| PNG of 16 bits, grey with alpha | as RGBA of 8 bits, which is all Pillow reads; so is CMYK |
 | .npy of (H, W) or (H, W, C) | as it is: bool, uint8, uint16 or floating point (as float32), any number of channels |
 
 Channels: grey becomes RGB by repeating, RGB becomes grey by the ITU-R 601 luma, alpha is added opaque where 4 channels
@@ -21,6 +21,8 @@ are JPEG (with MPO), PNG, WebP, BMP, TIFF, GIF and PPM: widely used, and with de
 """
 
 import io
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +30,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, WebPImagePlugin  # noqa: F401  the last two register
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # an MPO opens as a JPEG
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # Pillow opens MPO as JPEG
 MAX_PIXELS = 178_956_970  # twice what Pillow warns at
 
 Picture = Path | bytes | np.ndarray | Image.Image
@@ -47,7 +48,6 @@ _TURNED = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_ARRAY_TURNED = {2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 1), 6: (False, 3), 7: (True, 3), 8: (False, 1)}
 
 
 class BadPicture(Exception):
@@ -83,7 +83,8 @@ def decode(
     A JPEG's decoder may shrink the picture by 2, 4 or 8, but not below a height and width of `at_least`.
     """
     with Opened(file, max_pixels) as opened:
-        return opened.array(channels, at_least)
+        pixels = np.asarray(opened.pixels(channels, at_least))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 class Opened:
@@ -96,7 +97,7 @@ class Opened:
         self._limit = max_pixels
         self._stream: BinaryIO | None = None
         try:
-            with _one_line(max_pixels):
+            with _one_line():
                 self._open(file)
         except BaseException:
             self.close()
@@ -112,33 +113,21 @@ class Opened:
         if self._stream is not None:
             self._stream.close()
 
-    def pixels(self, channels: int) -> Image.Image | np.ndarray:
+    def pixels(self, channels: int, at_least: tuple[int, int] | None = None) -> Image.Image | np.ndarray:
         """A Pillow image of mode L or RGB where values have 8 bits and 1 or 3 channels are wanted, else an array."""
-        with _one_line(self._limit):
+        with _one_line():
+            if at_least is not None and isinstance(self.image, JpegImageFile) and self._stream is not None:
+                height, width = at_least
+                self.image.draft(None, (height, width) if self.header.orientation >= 5 else (width, height))
             if self.image is None:
                 return _array_channels(self._read_array(), channels)
+            image = _turned(self.image, self.header)
             if self.header.depth == 16 and self.header.channels > 1:
-                return _array_channels(self._turned(_torchvision(self._bytes())), channels)
-            self.image.load()
-            image = self.image
-            if self.header.orientation in _TURNED:
-                image = image.transpose(_TURNED[self.header.orientation])
+                lower = _turned(self._lower_bytes(), self.header)
+                return _array_channels(np.asarray(image).astype(np.uint16) << 8 | np.asarray(lower), channels)
             if self.header.depth > 8:
                 return _array_channels(_deep_array(image), channels)
             return _image_channels(image, channels)
-
-    def array(self, channels: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """(H, W, channels) uint8, uint16 or float32, by the fastest way: the decoder may shrink to `at_least`."""
-        image = self.image
-        if isinstance(image, JpegImageFile) and self._stream is not None and image.tile:
-            if at_least is not None:
-                height, width = at_least
-                image.draft(None, (height, width) if self.header.orientation >= 5 else (width, height))
-            if image.decoderconfig[:1] in ((), (1,)) and image.mode == ("L" if channels == 1 else "RGB"):
-                with _one_line(self._limit):  # the same decoder as Pillow's, with less around it
-                    return self._turned(_torchvision(self._bytes()))
-        pixels = np.asarray(self.pixels(channels))
-        return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _open(self, file: Picture) -> None:
         self._array = None
@@ -156,17 +145,25 @@ class Opened:
                 self._stream.seek(0)
                 self.image = Image.open(self._stream, formats=FORMATS)
         if self.image is not None:
-            self.header = _image_header(self.image)
+            self.header = _image_header(self.image, self._stream is not None)
         found = self.header.width * self.header.height * self.header.frames
         if self._limit is not None and found > self._limit:
             frames = f" x {self.header.frames} frames" if self.header.frames > 1 else ""
             size = f"{self.header.width} x {self.header.height}{frames}"
             raise BadPicture(f"{size} pixels are more than the {self._limit} of data.max_pixels")
 
-    def _bytes(self) -> bytes:
+    def _lower_bytes(self) -> Image.Image:
+        """A file of 16 bits once more, told that its bytes lie the other way round: Pillow keeps one of each two."""
         assert self._stream is not None
         self._stream.seek(0)
-        return self._stream.read()
+        image = Image.open(self._stream, formats=FORMATS)
+        assert isinstance(image, ImageFile.ImageFile)
+        swapped = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+        for i, tile in enumerate(image.tile):
+            mode, *rest = (tile.args,) if isinstance(tile.args, str) else tile.args  # type: ignore[misc]
+            mode = mode[:-1] + swapped[mode[-1]]
+            image.tile[i] = tile._replace(args=(mode, *rest) if rest else mode)
+        return image
 
     def _read_array(self) -> np.ndarray:
         if self._array is not None:
@@ -175,17 +172,12 @@ class Opened:
         self._stream.seek(0)
         return np.load(self._stream, allow_pickle=False)
 
-    def _turned(self, pixels: np.ndarray) -> np.ndarray:
-        """EXIF rotation of an (H, W, C) array: mirrored or not, then quarter turns against the clock."""
-        mirrored, quarters = _ARRAY_TURNED.get(self.header.orientation, (False, 0))
-        return np.ascontiguousarray(np.rot90(pixels[:, ::-1] if mirrored else pixels, quarters))
-
 
 @contextmanager
-def _one_line(max_pixels: int | None) -> Iterator[None]:
-    """Whatever a decoder makes of hostile bytes becomes BadPicture; our limits instead of the process's."""
+def _one_line() -> Iterator[None]:
+    """Whatever a decoder makes of hostile bytes becomes BadPicture; our rules instead of the process's."""
     limit, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = max_pixels, False
+    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False  # `Opened` has its own limit
     try:
         yield
     except BadPicture:
@@ -200,28 +192,36 @@ def _one_line(max_pixels: int | None) -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = limit, truncated
 
 
-def _image_header(image: Image.Image) -> Header:
+def _image_header(image: Image.Image, whole: bool) -> Header:
     width, height = image.size
     if width < 1 or height < 1:
         raise BadPicture(f"a picture of {width} x {height} pixels")
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    exif = Image.Image.getexif(image)  # PNG's own would decode the pixels to look behind them
+    orientation = exif.get(ExifTags.Base.Orientation, 1)
     orientation = orientation if orientation in _TURNED else 1
-    if orientation >= 5:
+    if orientation >= 5 and image.format != "TIFF":  # of which Pillow says the size after rotation
         width, height = height, width
-    channels, depth = _layout(image)
+    channels, depth = _layout(image, whole)
     frames = getattr(image, "n_frames", 1)
     return Header(image.format or "image", width, height, image.mode, channels, depth, frames, orientation)
 
 
-def _layout(image: Image.Image) -> tuple[int, int]:
-    """Channels and depth of what `pixels` can give."""
+def _layout(image: Image.Image, whole: bool = False) -> tuple[int, int]:
+    """Channels and depth of what comes out; `whole` where the file is at hand, and with it both bytes of 16 bits."""
     if image.mode.startswith("I") or image.mode == "F":
         return 1, 32 if image.mode == "F" else 16
-    raw = str(image.tile) if isinstance(image, PngImageFile) else ""  # empty once the pixels are loaded
-    if ";16B" in raw:
-        return 2 if "LA;" in raw else len(image.mode), 16
+    if whole and isinstance(image, ImageFile.ImageFile) and re.search("RGBA?;16", str(image.tile[:1])):
+        return len(image.mode), 16
     transparent = "transparency" in image.info and image.mode == "P"
     return (4 if transparent else _CHANNELS.get(image.mode, 3)), 8
+
+
+def _turned(image: Image.Image, header: Header) -> Image.Image:
+    """The pixels, loaded and rotated as EXIF says; of a TIFF Pillow sees to it."""
+    image.load()
+    if header.orientation == 1 or header.format == "TIFF":
+        return image
+    return image.transpose(_TURNED[header.orientation])
 
 
 def _with_profile(header: Header, image: Image.Image) -> Header:
@@ -253,14 +253,6 @@ def _array_header(shape: tuple[int, ...], dtype: np.dtype, format: str) -> Heade
             f"an array of {shape} {dtype}; expected (H, W) or (H, W, C) of bool, uint8, uint16 or floating point"
         )
     return Header(format, shape[1], shape[0], dtype.name, shape[2] if len(shape) == 3 else 1, depth)
-
-
-def _torchvision(data: bytes) -> np.ndarray:
-    """(H, W, C) uint8 of a JPEG, or uint16 of a PNG of 16 bits, all of them."""
-    import torch
-    from torchvision.io import decode_image
-
-    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)).permute(1, 2, 0).numpy()
 
 
 def _deep_array(image: Image.Image) -> np.ndarray:

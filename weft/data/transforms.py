@@ -57,7 +57,7 @@ class Preprocessing:
         if self.depth == 8 and self.channels in (1, 3):
             canvas: Canvas = pixels if isinstance(pixels, Image.Image) else to_pillow(to_channels_first(pixels, 8))
         else:
-            canvas = to_channels_first(np.asarray(pixels), self.depth)
+            canvas = to_channels_first(pixels, self.depth)
         target = [math.floor(side / self.crop_pct) for side in self.size]
         if self.crop_mode == "center":
             target = _cover(F.get_size(canvas), target)
@@ -130,13 +130,21 @@ class Augmentation:
             mode = random.choice(("bilinear", "bicubic")) if cfg.interpolation == "random" else cfg.interpolation
             # how large the whole picture has to be for the box to be SPARE times as large as the target
             needed = [math.ceil(side * self.SPARE * t / b) for side, t, b in zip(whole, target, box[2:], strict=True)]
-            pixels = opened.array(self.preprocessing.channels, (needed[0], needed[1]))
-        canvas = to_channels_first(pixels, self.preprocessing.depth)
+            pixels = opened.pixels(self.preprocessing.channels, (needed[0], needed[1]))
         if cfg.crop == "random":
-            return _random_window(canvas, target, cfg.pad, mode)
-        shrunk = canvas.shape[1] / whole[0], canvas.shape[2] / whole[1]
-        top, left, height, width = (round(side * shrunk[i % 2]) for i, side in enumerate(box))
-        return resize(canvas[:, top : top + height, left : left + width], target, mode)
+            return _random_window(to_channels_first(pixels, self.preprocessing.depth), target, cfg.pad, mode)
+        picture = to_channels_first(_cropped(pixels, box, whole), self.preprocessing.depth)
+        return resize(picture, target, mode)
+
+
+def _cropped(pixels: Image.Image | np.ndarray, box: Box, whole: tuple[int, int]) -> Image.Image | np.ndarray:
+    """The box, drawn for a picture of the size `whole`, of pixels that may have been shrunk."""
+    height, width = pixels.size[::-1] if isinstance(pixels, Image.Image) else pixels.shape[:2]
+    top, bottom = (round(side * height / whole[0]) for side in (box[0], box[0] + box[2]))
+    left, right = (round(side * width / whole[1]) for side in (box[1], box[1] + box[3]))
+    if isinstance(pixels, Image.Image):
+        return pixels.crop((left, top, right, bottom))
+    return pixels[top:bottom, left:right]
 
 
 def random_box(size: tuple[int, int], scale: list[float], ratio: list[float]) -> Box:
@@ -182,8 +190,9 @@ def resize(canvas: Canvas, size: Sequence[int], mode: str) -> Canvas:
     return torch.cat([F.pil_to_tensor(resize(to_pillow(channel[None]), size, mode)) for channel in canvas])
 
 
-def to_channels_first(pixels: np.ndarray, depth: int) -> Tensor:
+def to_channels_first(pixels: Image.Image | np.ndarray, depth: int) -> Tensor:
     """(C, H, W) at the depth of the run: uint8, or float32 where whole numbers are divided by the largest there is."""
+    pixels = np.array(pixels)  # a copy, because torch has no read-only tensors
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.dtype.kind == "f" and depth < 32:
         raise BadPicture(f"floating-point values; expected {depth} bits")
@@ -192,8 +201,6 @@ def to_channels_first(pixels: np.ndarray, depth: int) -> Tensor:
         pixels = pixels.astype(np.float32) / np.float32(top)
     elif pixels.dtype == np.uint16:
         pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 becomes 255
-    elif not pixels.flags.writeable:
-        pixels = pixels.copy()  # torch has no read-only tensors
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
