@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -83,7 +84,7 @@ def check_shared_memory(batch_bytes: int, workers: int) -> None:
     if free < needed:
         raise WeftError(
             f"/dev/shm has {free / 2**20:.0f} MiB free; {workers} workers need {needed / 2**20:.0f} MiB. "
-            f"Give the container more (docker run --shm-size={needed / 2**30 * 2:.0f}g) or set data.workers to 0."
+            f"Give the container more (docker run --shm-size={-(-2 * needed // 2**30)}g) or set data.workers to 0."
         )
 
 
@@ -139,7 +140,8 @@ def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin:
     try:
         yield from iterator
     finally:
-        del iterator  # ends the workers
+        if workers:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  else they live while a traceback holds it
 
 
 def _context() -> BaseContext:
@@ -156,7 +158,16 @@ def _context() -> BaseContext:
 def _start_worker(_: int) -> None:
     """Ctrl-C and SIGTERM reach the whole process group, but the trainer still wants the batches of its last step."""
     torch.set_num_threads(1)
+    threading.Thread(target=_die_with_trainer, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, GRACE))
+
+
+def _die_with_trainer() -> None:
+    """torch's own watch looks at the parent process, which is the fork server where there is one, and that lives on."""
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:
+        trainer.join()
+        os._exit(1)

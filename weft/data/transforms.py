@@ -1,8 +1,8 @@
 """From a file to the tensor a model sees: one object for evaluation everywhere, one for training.
 
 The geometry is timm's, so published models and recipes mean the same here. Evaluation resizes with Pillow as timm does;
-training resizes with torch, which is faster and differs by at most one of 255. timm's augmentation policies work on
-Pillow images, so they are for 8 bits and 1 or 3 channels. `weft.data.mix` has what happens to a whole batch.
+training resizes with torch, which is faster and differs by one of 255 here and there, very rarely by two. timm's
+augmentation policies are for 8 bits and 1 or 3 channels. `weft.data.mix` has what happens to a whole batch.
 """
 
 import dataclasses
@@ -255,7 +255,7 @@ def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable
     from timm.data import auto_augment
     from timm.data.transforms import str_to_pil_interp
 
-    from weft.data.ops import TENSOR_OPS
+    from weft.data.ops import TENSOR_OPS, posterize
 
     name = config.policy.split("-")[0]
     if name not in POLICIES:
@@ -278,12 +278,16 @@ def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable
         raise WeftError(
             f"augment.policy={config.policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
         ) from None
-    for op in getattr(policy, "ops", None) or [op for pair in policy.policy for op in pair]:  # type: ignore[union-attr]
+    if name == "augmix":  # which blends Pillow images
+        for op in policy.ops:  # type: ignore[union-attr]
+            op.aug_fn = posterize if op.aug_fn is auto_augment.posterize else op.aug_fn
+        return partial(_on_pillow, policy)
+    for op in policy.ops if name == "rand" else [op for pair in policy.policy for op in pair]:  # type: ignore[union-attr]
         quick = TENSOR_OPS.get(op.aug_fn)
         op.aug_fn = partial(_on_pillow, op.aug_fn) if quick is None else partial(_on_tensor, quick)
     if name == "rand" and policy.choice_weights is None:  # type: ignore[union-attr]
         return _Uniform(policy.ops, policy.num_layers)  # type: ignore[union-attr]
-    return partial(_on_pillow, policy) if name == "augmix" else policy
+    return policy
 
 
 @dataclass(frozen=True)
