@@ -62,7 +62,7 @@ def fill(
     if not data.channels:
         data = replace(data, channels=report.channels)
     if not run.batch:
-        run = replace(run, batch=_batch(pictures))
+        run = replace(run, batch=_batch(pictures, device))
         why.append(f"batch {run.batch}: for {pictures:,} training pictures")
     if data.workers < 0:
         data = replace(data, workers=_workers(device))
@@ -84,10 +84,11 @@ def _needs_small_stride(name: str, size: int) -> bool:
     return size <= SMALL * 3 // 4 and "nano" not in name and takes(name, "stem_stride")
 
 
-def _batch(pictures: int) -> int:
-    """A power of two with at least 50 steps in an epoch, from 8 to 256."""
+def _batch(pictures: int, device: torch.device) -> int:
+    """A power of two from 8 to 256 that leaves an epoch some steps: fewer on a GPU, which small batches do not fill."""
+    steps = 16 if device.type == "cuda" else 50
     batch = 8
-    while batch < 256 and pictures // (2 * batch) >= 50:
+    while batch < 256 and pictures // (2 * batch) >= steps:
         batch *= 2
     return batch
 
