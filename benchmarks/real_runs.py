@@ -75,7 +75,8 @@ def make_shards(mosaics: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "classes.txt").write_text("\n".join(labels["classes"]) + "\n")
     parts = {"val-0": ("test.webp", labels["test"])}
-    parts |= {f"train-{k}": (f"train_{k}.jpg", labels["train"][10_000 * k : 10_000 * (k + 1)]) for k in range(5)}
+    for k in range(len(list(mosaics.glob("train_*.jpg")))):  # of which there are five
+        parts[f"train-{k}"] = f"train_{k}.jpg", labels["train"][10_000 * k : 10_000 * (k + 1)]
     for shard, (file, classes) in parts.items():
         mosaic = np.asarray(Image.open(mosaics / file).convert("RGB"))
         tiles = mosaic.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
