@@ -1,5 +1,7 @@
 """What fits the machine: pictures at once in its memory, epochs in the time there is."""
 
+import contextlib
+import statistics
 import time
 
 import torch
@@ -72,20 +74,22 @@ def fit_into_time(trainer: Trainer) -> float:
     """
     before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
     steps_per_epoch = trainer.parts.plan.steps_per_epoch
-    start, times = time.monotonic(), []
-    for step, batch in trainer.batches():
-        begin = time.monotonic()
-        trainer.train_step(step, batch)
-        trainer.read_reports()
-        times.append(time.monotonic() - begin)
-        if time.monotonic() - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes):
-            break
+    start = last = time.monotonic()
+    times = []
+    with contextlib.closing(trainer.batches()) as batches:
+        for step, batch in batches:
+            trainer.train_step(step, batch)
+            trainer.read_reports()
+            times.append(time.monotonic() - last)  # with the wait for the readers
+            last += times[-1]
+            if last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes):
+                break
     begin = time.monotonic()
     trainer.evaluate()
     validation = time.monotonic() - begin
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
     trainer.forget()
-    step_time = sum(times[1:]) / len(times[1:]) if len(times) > 1 else times[0]
+    step_time = statistics.median(times)  # the first ones are slow: memory, kernels, readers
     left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
     epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation))
     epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)
