@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-import torch.distributed as dist
+from safetensors.torch import load_file
 
-import weft
 from tests.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, processes, state_of, tiny_run
 from weft.cli import main
 from weft.data.loader import _Reader
 from weft.data.read import BadPicture
-from weft.engine import loop, session, state
+from weft.engine import loop, session
 from weft.engine.device import count_parameters, joined, shard, sharded_units
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
@@ -29,7 +28,6 @@ from weft.errors import WeftError
 from weft.training import name_settings
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
-PORTIONS = dict(EVERYTHING_RANDOM, run__ema=0)
 
 
 # Processes --------------------------------------------------------------------------------------------------------
@@ -82,7 +80,8 @@ def _checked(validate: Any) -> Any:
     """Before each validation: all processes must hold the same bits."""
 
     def checked(self: Trainer) -> None:
-        sums = [whole(tensor).double().sum().item() for tensor in self.model.state_dict().values()]
+        tensors = [whole(tensor) for tensor in self.model.state_dict().values() if tensor.is_floating_point()]
+        sums = [tensor.double().sum().item() for tensor in tensors]
         assert self.world.gather(sums) == [sums] * self.world.size
         validate(self)
 
@@ -172,3 +171,265 @@ def test_kept_model_is_the_one_that_was_validated(pair):
     best = [row for row in epochs_of(pair) if row["best"]][-1]
     found = json.loads((pair / "evaluation.json").read_text())
     assert (best["val_loss"], best["val_top1"]) == (found["loss"], found["top1"])
+
+
+# When something goes wrong in one of them ---------------------------------------------------------------------------
+
+
+def wrap(name: str, before: Callable[..., None]) -> None:
+    """Calls `before` with the number of the call, and what the trainer's method gets, each time it is called."""
+    original, calls = getattr(Trainer, name), iter(range(1_000_000))
+
+    def wrapped(*args: Any) -> Any:
+        before(next(calls), *args)
+        return original(*args)
+
+    setattr(Trainer, name, wrapped)
+
+
+def no_memory_in_second(rank: int) -> None:
+    def refuse(call: int, trainer: Trainer, *args: Any) -> None:
+        if rank == 1 and call > 3 and trainer.progress.micro_batch > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (made up)")
+
+    wrap("prepare", refuse)
+
+
+def test_lack_of_memory_in_one_process_halves_in_all(pictures, alone, tmp_path):
+    assert train(pictures, tmp_path / "run", 2, no_memory_in_second, **LAYER_NORM_ONLY).codes == [0, 0]
+    assert read_header(tmp_path / "run")["progress"].micro_batch == 2
+    assert_close(alone, tmp_path / "run")
+
+
+def nan_in_second(rank: int) -> None:
+    original = Trainer.prepare
+
+    def prepare(self: Trainer, batch: Any, seed: int) -> Any:
+        pictures, targets = original(self, batch, seed)
+        is_bad = rank == 1 and seed == loop.step_seed(0, 4, 1)
+        return (pictures * torch.nan if is_bad else pictures), targets
+
+    Trainer.prepare = prepare
+
+
+def without_step_four(rank: int) -> None:
+    session.Progress = lambda **values: Progress(**values, skipped=[4])
+
+
+def test_nan_in_one_process_is_undone_in_all(pictures, tmp_path):
+    assert train(pictures, tmp_path / "run", 2, nan_in_second, **EVERYTHING_RANDOM).codes == [0, 0]
+    assert train(pictures, tmp_path / "without", 2, without_step_four, **EVERYTHING_RANDOM).codes == [0, 0]
+    assert differences(tmp_path / "without", tmp_path / "run") == []
+    assert len(list((tmp_path / "run" / "trouble").iterdir())) == 2
+
+
+def stop_second(rank: int) -> None:
+    wrap("update", lambda call, trainer: call == 3 and rank == 1 and signal.raise_signal(signal.SIGTERM))
+
+
+def stop_both_twice(rank: int) -> None:
+    """As Ctrl-C does: from the terminal and from torchrun, at moments that differ."""
+    wrap("update", lambda call, trainer: call in (3 - rank, 4 - rank) and signal.raise_signal(signal.SIGINT))
+
+
+@pytest.mark.parametrize("prepare", [stop_second, stop_both_twice])
+def test_signal_stops_all_at_the_same_step(pictures, pair, tmp_path, prepare):
+    run = tmp_path / "run"
+    found = train(pictures, run, 2, prepare, **{**EVERYTHING_RANDOM, "quiet": False})
+    assert found.codes == [0, 0]
+    assert found.text.count("go on with: weft train --resume") == 1
+    assert 3 <= read_header(run)["progress"].step < 9
+    assert resume(run, 2).codes == [0, 0]
+    assert differences(pair, run) == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_processes_goes_on(pictures, alone, tmp_path, count):
+    run = tmp_path / "run"
+    assert train(pictures, run, 2, stop_second, **LAYER_NORM_ONLY).codes == [0, 0]
+    found = resume(run, count)
+    assert found.codes == [0] * count
+    assert found.text.count("instead of 2") == 1
+    assert_close(alone, run)
+
+
+def cannot_read(rank: int) -> None:
+    def picture(self: Any, draw: Any) -> Any:
+        raise BadPicture("made up")
+
+    if rank == 1:
+        _Reader._picture = picture
+
+
+def test_process_without_readable_pictures_takes_part(pictures, tmp_path):
+    settings = dict(EVERYTHING_RANDOM, epochs=1, data__bad_files=1.0)
+    assert train(pictures, tmp_path / "run", 2, cannot_read, **settings).codes == [0, 0]
+    bad = read_header(tmp_path / "run")["progress"].bad
+    assert len(bad) > 8
+    assert set(bad.values()) == {"made up"}
+
+
+def second_sees_no_data(rank: int) -> None:
+    def open_source(*args: Any, **kwargs: Any) -> Any:
+        raise WeftError("There is no such folder.")
+
+    if rank == 1:
+        session.open_source = open_source
+
+
+def disk_fills_up(rank: int) -> None:
+    def write_state(run: Path, *args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    wrap("validate", lambda call, trainer: setattr(loop, "write_state", write_state))
+
+
+def always_nan(rank: int) -> None:
+    wrap("update", lambda call, trainer: [p.grad.fill_(torch.nan) for p in trainer.parameters])
+
+
+@pytest.mark.parametrize(
+    ("settings", "prepare", "words"),
+    [
+        (dict(data="nowhere"), None, "nowhere"),
+        (dict(out=""), None, "--out"),
+        (dict(data__fold=3), None, "fold"),
+        (dict(batch=1), None, "batch=1"),
+        (dict(init="nowhere"), None, "nowhere"),
+        (dict(), second_sees_no_data, "no such folder"),
+        (dict(), disk_fills_up, "No space left"),
+        (dict(), cannot_read, "cannot be read"),
+        (dict(), always_nan, "optim.lr"),
+    ],
+    ids=str,
+)
+def test_error_ends_all_and_is_said_once(pictures, tmp_path, settings, prepare, words):
+    own = {"data": str(pictures), "out": tmp_path / "run", **TINY, **settings}
+    data, out = own.pop("data"), own.pop("out")
+    command = ["weft", "train", data, *([f"--out={out}"] if out else []), *options(**own)]
+    found = start(command, 2, tmp_path, prepare)
+    assert found.codes == [2, 2]
+    assert words in found.text
+    assert found.text.count("\n") == found.text.count("weft: ") == 1, found.text
+
+
+def test_folder_in_use_is_refused_in_all(pictures, tmp_path):
+    run = tmp_path / "run"
+    assert train(pictures, run, 2, stop_second).codes == [0, 0]
+    with locked(run):
+        found = resume(run, 2)
+    assert found.codes == [2, 2]
+    assert found.text.count("\n") == 1
+    assert f"process {os.getpid()}" in found.text
+
+
+# Sharded models -----------------------------------------------------------------------------------------------------
+
+
+FAMILIES = ["cvt_13", "cvt_w24", "cetnet_tiny", "ceit_small", "vitae_small", "cswin_tiny", "pvt_small", "t2t_vit_14"]
+
+
+@pytest.mark.parametrize(("name", "most"), [*((name, 0.2) for name in FAMILIES), ("vt_resnet50", 1 / 3)])
+def test_units_of_a_sharded_model_are_small(name, most):
+    """Its two transformer blocks are a large part of a VT-ResNet, and are not taken apart."""
+    model = timm.create_model(name, device="meta")
+    units = [*sharded_units(model, count_parameters(model) // 4), model]
+    seen: set[torch.nn.Parameter] = set()
+    for unit in units:  # inner units first, so each takes what is left of its own
+        own = set(unit.parameters()) - seen
+        seen |= own
+        assert 0 < sum(p.numel() for p in own) <= most * count_parameters(model)
+    assert seen == set(model.parameters())
+    assert len(set(units)) == len(units) > 8
+
+
+def short_eval_batches(rank: int) -> None:
+    """Seven validation pictures: two batches in the first process, one in the second."""
+    loop.EVAL_BATCH = 3
+
+
+SHARDED = dict(LAYER_NORM_ONLY, batch=7, run__micro_batch=2, epochs=2)  # parts of 4 and of 3 pictures
+
+
+def test_sharded_run_is_the_same_run(pictures, tmp_path):
+    plain, sharded = tmp_path / "plain", tmp_path / "sharded"
+    assert train(pictures, plain, 2, short_eval_batches, **SHARDED).codes == [0, 0]
+    assert train(pictures, sharded, 2, short_eval_batches, **SHARDED, run__fsdp=True).codes == [0, 0]
+    assert_close(plain, sharded)
+    for a, b in zip(epochs_of(plain), epochs_of(sharded), strict=True):
+        assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-3)
+    model = timm.create_model(f"local-dir:{sharded}", pretrained=True)
+    kept = load_file(sharded / "model.safetensors")
+    assert all(torch.equal(kept[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_state_does_not_know_whether_the_model_was_sharded(pictures, tmp_path, fsdp):
+    run = tmp_path / "run"
+    assert train(pictures, run, 2, stop_second, **LAYER_NORM_ONLY, run__fsdp=fsdp).codes == [0, 0]
+    assert resume(run, 2, f"--run.fsdp={not fsdp}", "--allow-changes").codes == [0, 0]
+    tiny_run(pictures, tmp_path / "whole", **LAYER_NORM_ONLY)
+    assert_close(tmp_path / "whole", run)
+
+
+def compare_families(rank: int) -> None:
+    """Gradients of sharded models of all families are the means over the processes."""
+    with joined() as world:
+        for name in ("cvt_nano", "ceit_nano", "vitae_nano", "cetnet_nano", "vt_resnet_nano"):
+            torch.manual_seed(0)
+            model = timm.create_model(name, img_size=32, num_classes=3, drop_path_rate=0.0).eval()
+            x = torch.rand(2, 2, 3, 32, 32)  # both processes' pictures
+            model(x.flatten(0, 1)).square().mean().backward()
+            expected = [p.grad for p in model.parameters()]
+            model.zero_grad()
+            shard(model, world, torch.float32)
+            model(x[rank]).square().mean().backward()
+            for (key, p), grad in zip(model.named_parameters(), expected, strict=True):
+                torch.testing.assert_close(whole(p.grad), grad, rtol=1e-3, atol=1e-5, msg=f"{name} {key}")
+    sys.exit(0)
+
+
+def test_every_family_can_be_sharded(tmp_path):
+    found = start([], 2, tmp_path, compare_families)
+    assert found.codes == [0, 0], found.text
+
+
+# torchrun -----------------------------------------------------------------------------------------------------------
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert found.returncode == 0, found.stderr
+    return found
+
+
+def test_torchrun(pictures, pair, tmp_path):
+    torchrun("-m", "weft", "train", str(pictures), f"--out={tmp_path / 'run'}", *options(**TINY, **EVERYTHING_RANDOM))
+    assert differences(pair, tmp_path / "run") == []
+
+
+def die_once() -> None:
+    """The second process kills itself in the middle of the first attempt; then the command as it is."""
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        wrap("update", lambda call, trainer: call == 4 and os.kill(os.getpid(), signal.SIGKILL))
+    main()
+
+
+def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
+    run = tmp_path / "run"
+    script = tmp_path / "script.py"
+    script.write_text("from tests.test_distributed import die_once\ndie_once()\n")
+    torchrun(
+        "--max-restarts=2", str(script), "train", str(pictures), f"--out={run}", *options(**TINY, **EVERYTHING_RANDOM)
+    )
+    assert differences(pair, run) == []
+
+
+def test_restart_touches_no_folder_of_another_run(monkeypatch, pictures, tmp_path):
+    run = tiny_run(pictures, tmp_path / "run", epochs=1).folder
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    with pytest.raises(WeftError, match="holds a run"):
+        tiny_run(pictures, run, epochs=1)

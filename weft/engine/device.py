@@ -9,6 +9,8 @@ may go wrong elsewhere goes through `World.on_main` or `World.together`: an erro
 import contextlib
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,6 +24,7 @@ from weft.config import RunConfig
 from weft.errors import WeftError
 
 SMALLEST_UNIT = 10_000  # parameters for which a message of their own pays in a sharded model
+PATIENCE = timedelta(minutes=30)  # with other processes, such as one that writes the report
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def joined() -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
     try:
         yield world
     except (WeftError, OSError) as error:
@@ -131,6 +134,34 @@ def joined() -> Iterator[World]:
         print(f"weft: process {rank}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> dist.Store:
+    """Where the processes of this attempt, and no dead ones of an earlier attempt, exchange their addresses.
+
+    torchrun's own store lives through its restarts, with all that the dead left in it, and machines need not agree on
+    the number of restarts. So everybody says hello with a name never used before, and the main process, which cannot
+    know whether a hello is old, welcomes each until all have answered.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(host, port, size, rank == 0 and not hosted, PATIENCE, wait_for_workers=False)
+    me = uuid.uuid4().hex
+    if rank:
+        store.set(f"hello {rank}", me)
+        meeting = store.get(f"welcome {me}").decode()
+        store.set(f"{meeting} {rank}", me)
+        return dist.PrefixStore(meeting, store)
+    missing, start = set(range(1, size)), time.monotonic()
+    while missing:
+        for other in missing:
+            if store.check([f"hello {other}"]):
+                store.set(f"welcome {store.get(f'hello {other}').decode()}", me)
+        time.sleep(0.02)
+        missing = {other for other in missing if not store.check([f"{me} {other}"])}
+        if time.monotonic() - start > PATIENCE.total_seconds():
+            raise WeftError(f"{len(missing)} of {size} processes did not come; look at what they say.")
+    return dist.PrefixStore(me, store)
 
 
 def pick_device(name: str) -> torch.device:

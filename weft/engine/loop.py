@@ -241,7 +241,7 @@ class Trainer:
     def count_parts(self, batch: Batch) -> int:
         """How many portions a batch is computed in; in lockstep the same number in each process."""
         if not self.in_lockstep:
-            return math.ceil(len(batch.pictures) / self.progress.micro_batch)
+            return math.ceil(max(1, len(batch.pictures)) / self.progress.micro_batch)
         fewest, most = self.config.run.batch // self.world.size, math.ceil(self.config.run.batch / self.world.size)
         return min(fewest, math.ceil(most / self.progress.micro_batch))
 

@@ -6,7 +6,6 @@ written down and compares. Then both build the same parts, train, evaluate the k
 
 import contextlib
 import json
-import os
 import shlex
 import signal
 import socket
@@ -116,9 +115,8 @@ def new_folder(out: str, config: Config, world: World, restarted: bool) -> Path:
 
 
 def is_restarted(folder: Path) -> bool:
-    """Whether torchrun starts this command again after a failure, and it was this command that used the folder."""
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    return restarts > 0 and last_user(folder).endswith(job_name())
+    """Whether torchrun starts this command again after a failure: then a process of the same job used the folder."""
+    return bool(job_name()) and last_user(folder).endswith(job_name())
 
 
 def stretch(config: Config, given: set[str], recipe: str) -> Config:
@@ -270,6 +268,8 @@ class Sitting:
     def build(self) -> Trainer:
         config, world, source, split = self.config, self.world, self.data.source, self.data.split
         with world.together():
+            if config.run.batch < world.size:
+                raise WeftError(f"run.batch={config.run.batch} is smaller than the number of processes, {world.size}.")
             model, args, changed = make_model(
                 config.model,
                 classes=len(source.classes),
