@@ -1,11 +1,13 @@
 """Several processes do what one does: on the CPU, with gloo, two or three of them."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,15 @@ from weft.engine import loop, session
 from weft.engine.device import count_parameters, joined, shard, sharded_units
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import Progress, locked, read_header, whole
+from weft.engine.state import STATE, Progress, last_user, locked, read_header, whole
 from weft.errors import WeftError
 from weft.training import name_settings
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
+
+
+SHORT = dict(TINY, epochs=2)
+FINISH = session.Sitting.finish
 
 
 # Processes --------------------------------------------------------------------------------------------------------
@@ -69,6 +75,7 @@ def _work(rank: int, count: int, port: int, command: list[str], output: Path, pr
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
+    session.Sitting.finish = lambda self: {}
     Trainer.validate = _checked(Trainer.validate)
     if prepare:
         prepare(rank)
@@ -88,6 +95,10 @@ def _checked(validate: Any) -> Any:
     return checked
 
 
+def with_report(rank: int) -> None:
+    session.Sitting.finish = FINISH
+
+
 def options(**settings: Any) -> list[str]:
     """Settings as the command line has them."""
     own = {key: settings.pop(key) for key in ("recipe", "quiet") if key in settings}
@@ -102,7 +113,7 @@ def options(**settings: Any) -> list[str]:
 
 
 def train(pictures: Path, run: Path, count: int, prepare: Any = None, **settings: Any) -> Processes:
-    command = ["weft", "train", str(pictures), f"--out={run}", *options(**{**TINY, **settings})]
+    command = ["weft", "train", str(pictures), f"--out={run}", *options(**{**SHORT, **settings})]
     return start(command, count, run.parent / "output", prepare)
 
 
@@ -130,14 +141,14 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def alone(pictures, tmp_path_factory) -> Path:
     """A run of one process without anything that depends on how a batch is spread."""
-    return tiny_run(pictures, tmp_path_factory.mktemp("alone") / "run", **LAYER_NORM_ONLY).folder
+    return tiny_run(pictures, tmp_path_factory.mktemp("alone") / "run", epochs=2, **LAYER_NORM_ONLY).folder
 
 
 @pytest.fixture(scope="module")
 def pair(pictures, tmp_path_factory) -> Path:
     """An uninterrupted run of two processes, with everything random there is."""
     run = tmp_path_factory.mktemp("pair") / "run"
-    assert train(pictures, run, 2, **EVERYTHING_RANDOM).codes == [0, 0]
+    assert train(pictures, run, 2, with_report, **EVERYTHING_RANDOM).codes == [0, 0]
     return run
 
 
@@ -238,7 +249,7 @@ def test_signal_stops_all_at_the_same_step(pictures, pair, tmp_path, prepare):
     found = train(pictures, run, 2, prepare, **{**EVERYTHING_RANDOM, "quiet": False})
     assert found.codes == [0, 0]
     assert found.text.count("go on with: weft train --resume") == 1
-    assert 3 <= read_header(run)["progress"].step < 9
+    assert 3 <= read_header(run)["progress"].step < 6
     assert resume(run, 2).codes == [0, 0]
     assert differences(pair, run) == []
 
@@ -348,7 +359,7 @@ def short_eval_batches(rank: int) -> None:
     loop.EVAL_BATCH = 3
 
 
-SHARDED = dict(LAYER_NORM_ONLY, batch=7, run__micro_batch=2, epochs=2)  # parts of 4 and of 3 pictures
+SHARDED = dict(LAYER_NORM_ONLY, batch=7, run__micro_batch=2)  # parts of 4 and of 3 pictures
 
 
 def test_sharded_run_is_the_same_run(pictures, tmp_path):
@@ -364,12 +375,11 @@ def test_sharded_run_is_the_same_run(pictures, tmp_path):
 
 
 @pytest.mark.parametrize("fsdp", [True, False])
-def test_state_does_not_know_whether_the_model_was_sharded(pictures, tmp_path, fsdp):
+def test_state_does_not_know_whether_the_model_was_sharded(pictures, alone, tmp_path, fsdp):
     run = tmp_path / "run"
     assert train(pictures, run, 2, stop_second, **LAYER_NORM_ONLY, run__fsdp=fsdp).codes == [0, 0]
     assert resume(run, 2, f"--run.fsdp={not fsdp}", "--allow-changes").codes == [0, 0]
-    tiny_run(pictures, tmp_path / "whole", **LAYER_NORM_ONLY)
-    assert_close(tmp_path / "whole", run)
+    assert_close(alone, run)
 
 
 def compare_families(rank: int) -> None:
@@ -382,7 +392,7 @@ def compare_families(rank: int) -> None:
             model(x.flatten(0, 1)).square().mean().backward()
             expected = [p.grad for p in model.parameters()]
             model.zero_grad()
-            shard(model, world, torch.float32)
+            shard(model, world)
             model(x[rank]).square().mean().backward()
             for (key, p), grad in zip(model.named_parameters(), expected, strict=True):
                 torch.testing.assert_close(whole(p.grad), grad, rtol=1e-3, atol=1e-5, msg=f"{name} {key}")
@@ -397,34 +407,30 @@ def test_every_family_can_be_sharded(tmp_path):
 # torchrun -----------------------------------------------------------------------------------------------------------
 
 
-def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
-    found = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert found.returncode == 0, found.stderr
-    return found
-
-
-def test_torchrun(pictures, pair, tmp_path):
-    torchrun("-m", "weft", "train", str(pictures), f"--out={tmp_path / 'run'}", *options(**TINY, **EVERYTHING_RANDOM))
-    assert differences(pair, tmp_path / "run") == []
-
-
-def die_once() -> None:
-    """The second process kills itself in the middle of the first attempt; then the command as it is."""
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        wrap("update", lambda call, trainer: call == 4 and os.kill(os.getpid(), signal.SIGKILL))
-    main()
-
-
 def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
+    """The main process is killed after its first step; the same command goes on and arrives at the same bits."""
     run = tmp_path / "run"
-    script = tmp_path / "script.py"
-    script.write_text("from tests.test_distributed import die_once\ndie_once()\n")
-    torchrun(
-        "--max-restarts=2", str(script), "train", str(pictures), f"--out={run}", *options(**TINY, **EVERYTHING_RANDOM)
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    settings = options(**{**SHORT, **EVERYTHING_RANDOM, "run__save_minutes": 0.0})
+    command += ["-m", "weft", "train", str(pictures), f"--out={run}", *settings]
+    with open(tmp_path / "output", "w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+        )
+        try:
+            while process.poll() is None and not (run / STATE).exists():
+                time.sleep(0.01)
+            while process.poll() is None and read_header(run)["progress"].step < 1:
+                time.sleep(0.01)
+            killed = last_user(run)
+            os.kill(int(killed.split()[1]), signal.SIGKILL)
+            code = process.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert code == 0, (tmp_path / "output").read_text()
+    assert last_user(run) != killed
     assert differences(pair, run) == []
 
 

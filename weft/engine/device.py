@@ -209,18 +209,18 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [values for norm in norms for values in (norm.running_mean, norm.running_var) if values is not None]
 
 
-def shard(model: nn.Module, world: World, dtype: torch.dtype) -> None:
-    """FSDP2: parameters, gradients and optimiser state of each block are spread over the processes."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def shard(model: nn.Module, world: World) -> None:
+    """FSDP2: parameters, gradients and optimiser state of each unit are spread over the processes.
+
+    They stay float32, also between processes: autocast then does what it does for a model that is not sharded.
+    """
+    from torch.distributed.fsdp import fully_shard
 
     if world.size == 1:
         raise WeftError("run.fsdp spreads a model over several processes; start the command with torchrun.")
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
     for unit in sharded_units(model, count_parameters(model) // 4):
-        fully_shard(unit, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(unit)
+    fully_shard(model)
 
 
 def sharded_units(module: nn.Module, limit: int) -> Iterator[nn.Module]:

@@ -289,7 +289,7 @@ class Sitting:
             broadcast(model)
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
-            shard(model, world, self.dtype)
+            shard(model, world)
         labels = source.labels[split.train]
         weights = balance_weights(labels, source.multilabel) if config.data.balance == "sampler" else None
         plan = Plan(
