@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from tests.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures
 from weft.cli import main
 from weft.data.loader import _Reader
 from weft.data.read import BadPicture
+from weft.data.sources import open_source
 from weft.engine import loop, session
 from weft.engine.device import count_parameters, joined, shard, sharded_units
 from weft.engine.log import read_rows
@@ -439,3 +441,19 @@ def test_restart_touches_no_folder_of_another_run(monkeypatch, pictures, tmp_pat
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     with pytest.raises(WeftError, match="holds a run"):
         tiny_run(pictures, run, epochs=1)
+
+
+# Shards -------------------------------------------------------------------------------------------------------------
+
+
+def test_script_of_the_documentation_packs_shards(pictures, tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "distributed.md"
+    script = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    (tmp_path / "pack.py").write_text(script.replace("10**9", "10_000"))
+    subprocess.run([sys.executable, tmp_path / "pack.py", pictures, tmp_path], check=True)
+    shards, folder = open_source(str(tmp_path / "*.tar")), open_source(str(pictures))
+    assert len(list(tmp_path.glob("*.tar"))) > 3
+    assert shards.classes == folder.classes
+    assert sorted(shards.labels) == sorted(folder.labels)
+    contents = {path.read_bytes(): path.parent.name for path in pictures.rglob("*.png")}
+    assert all(contents[shards.open(i)] == shards.classes[shards.labels[i]] for i in range(len(shards.names)))

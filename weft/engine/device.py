@@ -39,11 +39,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of `tensor` over all processes, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+    @property
+    def is_first_here(self) -> bool:
+        """Whether no other process of this machine comes before this one."""
+        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     def share(self, value: Any) -> Any:
         """The main process's `value`, in every process."""

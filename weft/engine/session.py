@@ -133,14 +133,19 @@ def scale_epochs(config: Config, factor: float, given: set[str] = frozenset()) -
     return replace(config, optim=replace(config.optim, **changed))
 
 
-def open_sources(config: Config) -> Source:
-    source = open_source(config.data.source, group=config.data.group)
-    return join(source, open_source(config.data.val)) if config.data.val else source
+def open_sources(config: Config, world: World) -> Source:
+    """The pictures. One process of each machine opens them first, so that shards are indexed once and not by all."""
+    for turn in (True, False):
+        with world.together():
+            if world.is_first_here == turn:
+                source = open_source(config.data.source, group=config.data.group)
+                source = join(source, open_source(config.data.val)) if config.data.val else source
+    return source  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def open_data(config: Config, world: World, say: Any) -> Data:
+    source = open_sources(config, world)
     with world.together():
-        source = open_sources(config)
         split = make_split(source, config.data, config.run.seed)
     report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
     for line in report.lines():
@@ -178,7 +183,8 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
             saved = override(Config(), read_yaml(folder / "config.yaml"))
             config = override(saved, given)
             changes = [f"{key}: {value!r}" for key, value in given.items() if override(saved, {key: value}) != saved]
-            source = open_sources(config)
+        source = open_sources(config, world)
+        with world.together():
             if source.classes != header["classes"]:
                 raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
             if fingerprint(source) != header["fingerprint"]:

@@ -22,6 +22,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
