@@ -75,7 +75,9 @@ def differences(one: Path, other: Path) -> list[str]:
 def processes() -> multiprocessing.context.ForkServerContext:
     """Makes processes that have everything imported, so they start at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.small_runs", "weft.engine.session", "timm"])
+    context.set_forkserver_preload(
+        ["tests.small_runs", "weft.engine.session", "timm", "torch.distributed.fsdp", "pytest"]
+    )
     return context
 
 

@@ -474,7 +474,8 @@ def main() -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `weft models | head` ends quietly
         app(take_keys(sys.argv[1:]), exit_on_error=False, print_error=False)
     except (WeftError, CycloptsError, OSError) as error:
-        print(f"weft: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # all processes of torchrun's have the same error; one says it
+            print(f"weft: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

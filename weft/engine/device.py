@@ -2,14 +2,19 @@
 
 Gradients are averaged by one all-reduce after the backward pass, not by a wrapper around the model that reduces while
 it runs: a process that ran out of memory, met a NaN or was asked to stop can then say so in the same message, so
-all processes always agree on what happened, and nobody waits for a message that never comes.
+all processes always agree on what happened, and nobody waits for a message that never comes. For the same reason, what
+may go wrong elsewhere goes through `World.on_main` or `World.together`: an error of one process ends all of them.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,6 +22,9 @@ from torch import Tensor, nn
 
 from weft.config import RunConfig
 from weft.errors import WeftError
+
+SMALLEST_UNIT = 10_000  # parameters for which a message of their own pays in a sharded model
+PATIENCE = timedelta(minutes=30)  # with other processes, such as one that writes the report
 
 
 @dataclass(frozen=True)
@@ -31,11 +39,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of `tensor` over all processes, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+    @property
+    def is_first_here(self) -> bool:
+        """Whether no other process of this machine comes before this one."""
+        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     def share(self, value: Any) -> Any:
         """The main process's `value`, in every process."""
@@ -56,15 +63,47 @@ class World:
     def on_main(self, work: Callable[[], Any]) -> Any:
         """What `work` gives in the main process, in every process. Its error becomes everybody's."""
         value = None
-        if self.is_main:
-            try:
+        with self.together():
+            if self.is_main:
                 value = work()
-            except WeftError as error:
-                value = error
-        value = self.share(value)
-        if isinstance(value, WeftError):
-            raise value
-        return value
+        return self.share(value)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What goes wrong in one process ends all of them after this block, and the main process says what it was.
+
+        There must be no meeting of processes within the block.
+        """
+        if self.size == 1:
+            yield
+            return
+        mine = None
+        try:
+            yield
+        except (WeftError, OSError) as error:
+            mine = error
+        first = next((text for text in self.gather(mine and str(mine)) if text), None)
+        if first is not None:
+            self.fail(mine or WeftError(first))
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends all processes, which have all found the same error: the main one says it."""
+        raise error if self.is_main else SystemExit(2)
+
+    def take_device(self, name: str) -> "World":
+        """The same place, on its device: with several processes on a machine each has a GPU of its own."""
+        with self.together():
+            device = pick_device(name)
+            if self.size > 1 and device.type == "cuda":
+                local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+                if local >= count:
+                    raise WeftError(
+                        f"Process {local} of this machine has no GPU of its own ({count} found);"
+                        " start torchrun with --nproc-per-node at most that, or with --device cpu."
+                    )
+                device = torch.device("cuda", local)
+                torch.cuda.set_device(device)
+        return replace(self, device=device)
 
     def wait(self) -> None:
         """Until everybody is here."""
@@ -72,30 +111,56 @@ class World:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
-def join_world(device: str) -> World:
-    """This process's place, from what torchrun set. With one process nothing is set up."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    rank, local = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-    chosen = pick_device(device)
+@contextlib.contextmanager
+def joined() -> Iterator[World]:
+    """This process's place, from what torchrun set; on the CPU until `World.take_device`.
+
+    With one process nothing is set up. A process that fails alone says so itself and ends without a farewell, which
+    would wait for the others; torchrun, or their broken connections, then end these.
+    """
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    world = World(torch.device("cpu"), rank, size)
     if size == 1:
-        return World(chosen)
-    if chosen.type == "cuda":
-        if local >= torch.cuda.device_count():
-            raise WeftError(
-                f"Process {local} of this machine has no GPU of its own ({torch.cuda.device_count()} found);"
-                " start torchrun with --nproc-per-node at most that, or with --run.device cpu."
-            )
-        chosen = torch.device("cuda", local)
-        torch.cuda.set_device(chosen)
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
-    return World(chosen, rank, size)
+        yield world
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
+    try:
+        yield world
+    except (WeftError, OSError) as error:
+        if world.is_main:
+            raise
+        print(f"weft: process {rank}: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    dist.destroy_process_group()
 
 
-def leave_world() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+def _meet(rank: int, size: int) -> dist.Store:
+    """Where the processes of this attempt, and no dead ones of an earlier attempt, exchange their addresses.
+
+    torchrun's own store lives through its restarts, with all that the dead left in it, and machines need not agree on
+    the number of restarts. So everybody says hello with a name never used before, and the main process, which cannot
+    know whether a hello is old, welcomes each until all have answered.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(host, port, size, rank == 0 and not hosted, PATIENCE, wait_for_workers=False)
+    me = uuid.uuid4().hex
+    if rank:
+        store.set(f"hello {rank}", me)
+        meeting = store.get(f"welcome {me}").decode()
+        store.set(f"{meeting} {rank}", me)
+        return dist.PrefixStore(meeting, store)
+    missing, start = set(range(1, size)), time.monotonic()
+    while missing:
+        for other in missing:
+            if store.check([f"hello {other}"]):
+                store.set(f"welcome {store.get(f'hello {other}').decode()}", me)
+        time.sleep(0.02)
+        missing = {other for other in missing if not store.check([f"{me} {other}"])}
+        if time.monotonic() - start > PATIENCE.total_seconds():
+            raise WeftError(f"{len(missing)} of {size} processes did not come; look at what they say.")
+    return dist.PrefixStore(me, store)
 
 
 def pick_device(name: str) -> torch.device:
@@ -120,43 +185,58 @@ def pick_precision(config: RunConfig, device: torch.device) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
 
 
-def reduce_gradients(world: World, parameters: Sequence[nn.Parameter], report: Tensor) -> None:
-    """Sums the gradients and `report` (a few float32 numbers) over all processes, in one message.
+@torch.no_grad()
+def reduce_step(world: World, parameters: Sequence[nn.Parameter], statistics: Sequence[Tensor], report: Tensor) -> None:
+    """Sums gradients and `report` (a few float32 numbers) over all processes, and averages `statistics`: one message.
 
     A process that has no gradients, because it failed on the way, takes part with zeros; its report says so.
     """
     if world.size == 1:
         return
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    flat = torch.cat([*(grad.reshape(-1).float() for grad in grads), report])
+    shares = [values / world.size for values in statistics]
+    flat = torch.cat([values.reshape(-1).float() for values in (*grads, *shares, report)])
     dist.all_reduce(flat)
-    parts = flat.split([*(grad.numel() for grad in grads), report.numel()])
-    for parameter, grad, part in zip(parameters, grads, parts, strict=False):
-        if parameter.grad is not None:
-            grad.copy_(part.view(grad.shape))
-    report.copy_(parts[-1])
+    targets = [*grads, *statistics, report]
+    for target, part in zip(targets, flat.split([target.numel() for target in targets]), strict=True):
+        target.copy_(part.view(target.shape))
 
 
-def shard(model: nn.Module, world: World, dtype: torch.dtype) -> None:
-    """FSDP2: parameters, gradients and optimiser state of each block are spread over the processes."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """BatchNorm's means and variances: of each process's own pictures, unless they are averaged."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return [values for norm in norms for values in (norm.running_mean, norm.running_var) if values is not None]
+
+
+def shard(model: nn.Module, world: World) -> None:
+    """FSDP2: parameters, gradients and optimiser state of each unit are spread over the processes.
+
+    They stay float32, also between processes: autocast then does what it does for a model that is not sharded.
+    """
+    from torch.distributed.fsdp import fully_shard
 
     if world.size == 1:
         raise WeftError("run.fsdp spreads a model over several processes; start the command with torchrun.")
-    policy = MixedPrecisionPolicy(param_dtype=dtype) if dtype != torch.float32 else MixedPrecisionPolicy()
-    for block in _blocks(model):
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+    for unit in sharded_units(model, count_parameters(model) // 4):
+        fully_shard(unit)
+    fully_shard(model)
 
 
-def _blocks(model: nn.Module) -> Iterable[nn.Module]:
-    """The repeated blocks: the members of every list of modules that holds no further list."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            for child in module.children():
-                nested = any(isinstance(inner, nn.ModuleList) for inner in child.modules())
-                if not nested and sum(p.numel() for p in child.parameters()) > 10_000:
-                    yield child
+def sharded_units(module: nn.Module, limit: int) -> Iterator[nn.Module]:
+    """What is put together and taken apart as a whole: blocks and stages, inner ones before outer ones.
+
+    These are the members of lists of modules; one of more than `limit` parameters leaves the lists within it their own.
+    """
+    for child in module.children():
+        is_member = isinstance(module, nn.ModuleList | nn.Sequential) and not isinstance(child, nn.ModuleList)
+        if not is_member or count_parameters(child) > limit:
+            yield from sharded_units(child, limit)
+        if is_member and count_parameters(child) >= SMALLEST_UNIT:
+            yield child
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:

@@ -6,8 +6,7 @@ import time
 
 import torch
 
-from weft.data.loader import Batch
-from weft.engine.loop import Trainer, is_out_of_memory
+from weft.engine.loop import Trainer, is_out_of_memory, made_up
 from weft.engine.state import load_tensors, snapshot
 from weft.tasks.classify import EVAL_BATCH
 
@@ -20,7 +19,7 @@ def find_micro_batch(trainer: Trainer) -> None:
     """Sets how many pictures are computed at once where nobody said.
 
     On a GPU a whole training step and a validation step are tried with made-up pictures, with half as many as long as
-    memory does not suffice. Processes agree on the smallest.
+    memory does not suffice, in any process. Processes that meet within a step cannot try: one would wait for another.
     """
     mine = -(-trainer.config.run.batch // trainer.world.size)
     if trainer.config.run.micro_batch:
@@ -28,13 +27,12 @@ def find_micro_batch(trainer: Trainer) -> None:
     trainer.progress.micro_batch = mine
     if trainer.device.type != "cuda":
         trainer.progress.micro_batch = min(mine, CPU_MICRO_BATCH)
+    if trainer.device.type != "cuda" or trainer.in_lockstep:
         return
     before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
-    while not _fits(trainer, mine):
+    while not all(trainer.world.gather(_fits(trainer, mine))):
         trainer.halve_micro_batch()
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
-    if not trainer.config.run.fsdp:
-        trainer.progress.micro_batch = min(trainer.world.gather(trainer.progress.micro_batch))
 
 
 def _fits(trainer: Trainer, pictures: int) -> bool:
@@ -42,6 +40,8 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
     torch.cuda.reset_peak_memory_stats(trainer.device)
     free, _ = torch.cuda.mem_get_info(trainer.device)
     limit = SPARE * (free + torch.cuda.memory_reserved(trainer.device))
+    if trainer.world.size > 1:
+        limit -= 4 * sum(p.numel() for p in trainer.parameters)  # the message with the gradients
     try:
         trainer.model.train()
         trainer.gradients(0, made_up(trainer, pictures))
@@ -54,17 +54,6 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
             raise
         return False
     return torch.cuda.max_memory_reserved(trainer.device) <= limit
-
-
-def made_up(trainer: Trainer, count: int) -> Batch:
-    """A batch of grey pictures, of the right size and type."""
-    shape = (count, trainer.parts.preprocessing.channels, *trainer.parts.preprocessing.size)
-    eight_bit = trainer.parts.preprocessing.depth == 8
-    pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
-    labels = torch.zeros(count, dtype=torch.int64)
-    if trainer.parts.source.multilabel:
-        labels = torch.zeros(count, len(trainer.parts.source.classes))
-    return Batch(pictures, labels, torch.zeros(count, dtype=torch.int64), [])
 
 
 def fit_into_time(trainer: Trainer) -> float:
@@ -82,7 +71,7 @@ def fit_into_time(trainer: Trainer) -> float:
             trainer.read_reports()
             times.append(time.monotonic() - last)  # with the wait for the readers
             last += times[-1]
-            if last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes):
+            if trainer.world.share(last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes)):
                 break
     begin = time.monotonic()
     trainer.evaluate()

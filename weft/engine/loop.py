@@ -27,7 +27,7 @@ from weft.data.sampler import Plan
 from weft.data.sources import Source
 from weft.data.split import Split
 from weft.data.transforms import Augmentation, Preprocessing
-from weft.engine.device import World, reduce_gradients
+from weft.engine.device import World, reduce_step, running_statistics
 from weft.engine.log import Screen
 from weft.engine.optim import Ema, learning_rate
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
@@ -111,6 +111,9 @@ class Trainer:
         self.device, self.dtype = world.device, dtype
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.run.compile else self.model
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.statistics = running_statistics(self.model)
+        # Processes that meet within forward and backward passes: each must make equally many of these.
+        self.in_lockstep = world.size > 1 and (config.run.fsdp or config.run.sync_bn)
         self.augmentation = Augmentation(config.augment, parts.preprocessing)
         self.mix = BatchAugmentation(
             config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
@@ -183,6 +186,8 @@ class Trainer:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+            if self.in_lockstep:  # the others wait in the middle of their step
+                raise WeftError("Out of memory; give a smaller --run.micro_batch.") from None
             totals, no_memory = torch.zeros(2, device=self.device), True
         if no_memory and self.world.size == 1:
             self.halve_micro_batch()  # and do the step again; several processes agree on that through the report
@@ -190,10 +195,8 @@ class Trainer:
         wants_save = self.world.is_main and time.monotonic() - self.saved_at > 60 * self.config.run.save_minutes
         facts = [len(batch.pictures), len(batch.bad), no_memory, self.stop_wanted, wants_save]
         report = torch.cat([totals, torch.tensor(facts, dtype=torch.float32, device=self.device)])
-        if not self.config.run.fsdp:
-            reduce_gradients(self.world, self.parameters, report)
-        elif self.world.sum(report)[Report._fields.index("no_memory")]:
-            raise WeftError("Out of memory in a sharded run; give a smaller --run.micro_batch.")
+        parameters = [] if self.config.run.fsdp else self.parameters  # sharded gradients are reduced on their way
+        reduce_step(self.world, parameters, self.statistics, report)
         report = torch.cat([report, self.update().reshape(1)])
         self.remember(step, batch, lr, report)
 
@@ -214,10 +217,13 @@ class Trainer:
         seed = step_seed(self.config.run.seed, step, self.world.rank)
         torch.manual_seed(seed)  # drop path and dropout of this step
         totals = torch.zeros(2, device=self.device)
-        if len(batch.pictures) < 2:  # nearly all of them unreadable; BatchNorm cannot train on one
+        parts = self.count_parts(batch)
+        is_blank = bool(batch.bad) and len(batch.pictures) < max(2, parts)  # BatchNorm cannot train on one
+        if is_blank and self.world.size == 1:
             return totals
+        if is_blank:  # takes part all the same, with pictures that weigh nothing
+            batch = made_up(self, parts * 2)
         pictures, targets = self.prepare(batch, seed)
-        parts = math.ceil(len(pictures) / self.progress.micro_batch)
         for x, y in zip(pictures.tensor_split(parts), targets.tensor_split(parts), strict=True):
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
                 logits = self.forward(x)
@@ -226,9 +232,18 @@ class Trainer:
                 weight = self.config.loss.distill_weight
                 loss = (1 - weight) * loss + weight * self.parts.distillation(x, logits, self.config.run.batch)
             scale = self.world.size if self.config.run.fsdp else 1  # FSDP takes the mean over processes, not the sum
-            self.scaler.scale(loss * scale).backward()
+            self.scaler.scale(loss * (0 if is_blank else scale)).backward()
+            if is_blank:
+                continue
             totals += torch.stack([loss.detach(), count_hits(logits.detach(), y)])
         return totals
+
+    def count_parts(self, batch: Batch) -> int:
+        """How many portions a batch is computed in; in lockstep the same number in each process."""
+        if not self.in_lockstep:
+            return math.ceil(max(1, len(batch.pictures)) / self.progress.micro_batch)
+        fewest, most = self.config.run.batch // self.world.size, math.ceil(self.config.run.batch / self.world.size)
+        return min(fewest, math.ceil(most / self.progress.micro_batch))
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
@@ -253,7 +268,7 @@ class Trainer:
     def halve_micro_batch(self) -> None:
         smaller = self.progress.micro_batch // 2
         if smaller < 1:
-            raise WeftError("Out of memory with a single picture; choose a smaller --img-size or --model.")
+            self.world.fail(WeftError("Out of memory with a single picture; choose a smaller --img-size or --model."))
         self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -284,18 +299,21 @@ class Trainer:
                 raise WentWrong(pending, report)
             self.stopping |= report.stop > 0
             self.saving |= report.save > 0
-            self.count_unread(pending.batch)
+            self.count_unread(pending.batch, report)
             self.progress.epoch_loss += report.loss
             self.progress.epoch_steps += 1
             self.tell(pending, report)
 
-    def count_unread(self, batch: Batch) -> None:
-        """Stops the run when too many files turn out to be unreadable. Each process counts its own."""
+    def count_unread(self, batch: Batch, report: Report) -> None:
+        """Stops the run when too many files turn out to be unreadable, in all processes together."""
+        if not report.unread:
+            return
         names = self.parts.source.names
-        self.progress.bad |= {names[index]: why for index, why in batch.bad}
+        for bad in self.world.gather({names[index]: why for index, why in batch.bad}):
+            self.progress.bad |= bad
         limit = self.config.data.bad_files * len(self.parts.split.train)
-        if batch.bad and len(self.progress.bad) > limit:
-            raise too_many_bad(self.progress.bad, len(self.parts.split.train), self.config.data.bad_files)
+        if len(self.progress.bad) > limit:
+            self.world.fail(too_many_bad(self.progress.bad, len(self.parts.split.train), self.config.data.bad_files))
 
     def tell(self, pending: Pending, report: Report) -> None:
         now = time.monotonic()
@@ -340,7 +358,7 @@ class Trainer:
             f" (learning rate {trouble.pending.lr:.2g}; files {', '.join(names[:3])}, ... in {self.trouble_file(step)})"
         )
         if len(skipped) > MAX_SKIPPED:
-            raise WeftError(f"{text}. That was batch {len(skipped)} of this kind; try a smaller --optim.lr.")
+            self.world.fail(WeftError(f"{text}. That was batch {len(skipped)} of this kind; try a smaller --optim.lr."))
         self.restore()
         self.progress.skipped = skipped
         self.event(f"{text}: back to step {self.progress.step}, without that batch")
@@ -400,14 +418,18 @@ class Trainer:
             rank=self.world.rank,
             world=self.world.size,
         )
+        rounds = math.ceil(math.ceil(len(self.parts.split.val) / self.world.size) / EVAL_BATCH)
         with contextlib.closing(batches):
             for batch in batches:
+                rounds -= 1
                 if self.stop_wanted and self.world.size == 1:
                     raise Stopped  # the state was saved before validation began
                 x = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
                 with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
                     logits = model(x)
                 meter.update(logits, batch.labels.to(self.device, non_blocking=True))
+        if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
+            model(self.parts.preprocessing.normalise(made_up(self, 1).pictures.to(self.device)))
         meter.reduce()
         return meter.result()
 
@@ -428,18 +450,13 @@ class Trainer:
         """The state of this moment, on disk before anything else happens."""
         self.read_reports()
         if not is_finite(self.model):
-            raise WeftError(
-                f"After step {self.progress.step} the weights are no longer finite; try a smaller --optim.lr."
-                f" The state before that is intact: weft train --resume {self.run}"
-            )
+            text = f"After step {self.progress.step} the weights are no longer finite; try a smaller --optim.lr."
+            self.world.fail(WeftError(f"{text} The state before that is intact: weft train --resume {self.run}"))
         self.progress.seconds = self.seconds()
         self.clock_at = self.saved_at = time.monotonic()
         self.progress.scaler = self.scaler.state_dict()
-        for bad in self.world.gather(self.progress.bad):
-            self.progress.bad |= bad
-        tensors = gather_tensors(self.model, self.ema, self.optimizer)
-        if self.world.is_main:
-            write_state(self.run, tensors, self.progress, self.parts.facts)
+        tensors = gather_tensors(self.model, self.ema, self.optimizer, keep=self.world.is_main)
+        self.world.on_main(lambda: write_state(self.run, tensors, self.progress, self.parts.facts))
         self.saving = False
 
     def restore(self) -> None:
@@ -450,8 +467,8 @@ class Trainer:
 
     def write_best(self) -> None:
         weights = {key: whole(value).cpu() for key, value in self.best_model.state_dict().items()}
-        if self.world.is_main:
-            write_model(
+        self.world.on_main(
+            lambda: write_model(
                 self.best_model,
                 self.run,
                 classes=self.parts.source.classes,
@@ -460,6 +477,7 @@ class Trainer:
                 args=self.parts.model_args,
                 weights=weights,
             )
+        )
 
     def forget(self) -> None:
         """Nothing that was reported so far counts: it was a trial, or has been undone."""
@@ -475,6 +493,17 @@ class Trainer:
     def seconds(self) -> float:
         """Of work in this run, in all sittings."""
         return self.progress.seconds + time.monotonic() - self.clock_at
+
+
+def made_up(trainer: Trainer, count: int) -> Batch:
+    """A batch of grey pictures, of the right size and type."""
+    shape = (count, trainer.parts.preprocessing.channels, *trainer.parts.preprocessing.size)
+    eight_bit = trainer.parts.preprocessing.depth == 8
+    pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
+    labels = torch.zeros(count, dtype=torch.int64)
+    if trainer.parts.source.multilabel:
+        labels = torch.zeros(count, len(trainer.parts.source.classes))
+    return Batch(pictures, labels, torch.zeros(count, dtype=torch.int64), [])
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -6,9 +6,9 @@ written down and compares. Then both build the same parts, train, evaluate the k
 
 import contextlib
 import json
-import os
 import shlex
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ from weft.data.split import Split, load_split, make_split, save_split
 from weft.data.transforms import Preprocessing
 from weft.engine.build import check_name, make_model
 from weft.engine.choose import check_settings, choose_preprocessing, choose_recipe, fill
-from weft.engine.device import World, convert_sync_bn, join_world, leave_world, pick_precision, shard
+from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
 from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Parts, Stopped, Trainer, too_many_bad
 from weft.engine.optim import Ema, freeze, make_optimizer
 from weft.engine.recipes import find_recipe
-from weft.engine.state import STATE, Progress, locked, read_header
+from weft.engine.state import STATE, Progress, job_name, last_user, locked, read_header
 from weft.errors import WeftError, check_writable
 from weft.files import write_text
 from weft.predict import evaluate, load
@@ -55,18 +55,22 @@ class Data:
 
 
 def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    if restarted and out and (Path(out) / STATE).exists():
-        return resume_run(Path(out), given, allow_changes=True, quiet=quiet)
-    file = read_yaml(config) if config else {}
-    settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
-    first = override(Config(), settings)
-    if not first.data.source:
-        raise WeftError("Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own.")
-    check_settings(first)
-    if first.model.name != "auto":
-        check_name(first.model.name)
-    with joined(first) as world:
+    restarted = bool(out) and is_restarted(Path(out))
+    if restarted and (Path(out) / STATE).exists():
+        return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
+    with joined() as world:
+        with world.together():
+            file = read_yaml(config) if config else {}
+            settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
+            first = override(Config(), settings)
+            if not first.data.source:
+                raise WeftError(
+                    "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
+                )
+            check_settings(first)
+            if first.model.name != "auto":
+                check_name(first.model.name)
+        world = world.take_device(first.run.device)
         say = Screen(quiet or not world.is_main).say
         data = open_data(first, world, say)
         if not recipe and not config:
@@ -75,13 +79,16 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
         full = stretch(override(Config(), settings), set(file) | set(given), recipe)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
-        check_settings(full)
-        check_name(full.model.name)
+        with world.together():
+            check_settings(full)
+            check_name(full.model.name)
         for line in choices:
             say(line)
         folder = world.on_main(lambda: new_folder(out, full, world, restarted))
-        with locked(folder) if world.is_main else contextlib.nullcontext():
-            preprocessing = choose_preprocessing(full, data.report, data.source, data.split.train)
+        with locked_by_main(world, folder):
+            preprocessing = world.on_main(
+                lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
+            )
             sitting = Sitting(folder, full, world, data, preprocessing, quiet)
             sitting.prepare_new()
             return sitting.train()
@@ -107,6 +114,11 @@ def new_folder(out: str, config: Config, world: World, restarted: bool) -> Path:
     return folder
 
 
+def is_restarted(folder: Path) -> bool:
+    """Whether torchrun starts this command again after a failure: then a process of the same job used the folder."""
+    return bool(job_name()) and last_user(folder).endswith(job_name())
+
+
 def stretch(config: Config, given: set[str], recipe: str) -> Config:
     """A recipe for another number of epochs: its warm-up and other lengths keep their share of the run."""
     if not recipe or "run.epochs" not in given:
@@ -121,20 +133,30 @@ def scale_epochs(config: Config, factor: float, given: set[str] = frozenset()) -
     return replace(config, optim=replace(config.optim, **changed))
 
 
+def open_sources(config: Config, world: World) -> Source:
+    """The pictures. One process of each machine opens them first, so that shards are indexed once and not by all."""
+    for turn in (True, False):
+        with world.together():
+            if world.is_first_here == turn:
+                source = open_source(config.data.source, group=config.data.group)
+                source = join(source, open_source(config.data.val)) if config.data.val else source
+    return source  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
 def open_data(config: Config, world: World, say: Any) -> Data:
-    source = open_source(config.data.source, group=config.data.group)
-    if config.data.val:
-        source = join(source, open_source(config.data.val))
-    split = make_split(source, config.data, config.run.seed)
+    source = open_sources(config, world)
+    with world.together():
+        split = make_split(source, config.data, config.run.seed)
     report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
     for line in report.lines():
         say(line)
     errors = [problem.text for problem in report.problems if problem.severity == "error"]
-    if errors:
-        raise WeftError(
-            f"{errors[0]} (`weft check {config.data.source}` shows " + ("the rest)." if errors[1:] else "it).")
-        )
-    return Data(source, without(split, source, report.bad, config.data.bad_files), report)
+    with world.together():
+        if errors:
+            raise WeftError(
+                f"{errors[0]} (`weft check {config.data.source}` shows " + ("the rest)." if errors[1:] else "it).")
+            )
+        return Data(source, without(split, source, report.bad, config.data.bad_files), report)
 
 
 def without(split: Split, source: Source, bad: dict[str, str], limit: float) -> Split:
@@ -155,42 +177,42 @@ def without(split: Split, source: Source, bad: dict[str, str], limit: float) -> 
 
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool) -> Run:
     """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
-    header = read_header(folder)
-    saved = override(Config(), read_yaml(folder / "config.yaml"))
-    config = override(saved, given)
-    changes = [f"{key}: {value!r}" for key, value in given.items() if override(saved, {key: value}) != saved]
-    with joined(config) as world, locked(folder) if is_main() else contextlib.nullcontext():
-        source = open_source(config.data.source, group=config.data.group)
-        if config.data.val:
-            source = join(source, open_source(config.data.val))
-        if source.classes != header["classes"]:
-            raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
-        if fingerprint(source) != header["fingerprint"]:
-            changes.append(f"the pictures of {config.data.source}")
-        if changes and not allow_changes:
-            raise WeftError(
-                f"Since {folder} was started these have changed: {'; '.join(changes)}."
-                " Undo that, or go on with --allow-changes (the result is then not that of one run)."
-            )
-        split = load_split(folder / "split.json", source)
-        report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
-        preprocessing = Preprocessing.from_dict(header["preprocessing"])
-        sitting = Sitting(folder, config, world, Data(source, split, report), preprocessing, quiet)
-        sitting.prepare_resumed(changed=config != saved)
-        return sitting.train()
+    with joined() as world:
+        with world.together():
+            header = read_header(folder)
+            saved = override(Config(), read_yaml(folder / "config.yaml"))
+            config = override(saved, given)
+            changes = [f"{key}: {value!r}" for key, value in given.items() if override(saved, {key: value}) != saved]
+        source = open_sources(config, world)
+        with world.together():
+            if source.classes != header["classes"]:
+                raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
+            if fingerprint(source) != header["fingerprint"]:
+                changes.append(f"the pictures of {config.data.source}")
+            if changes and not allow_changes:
+                raise WeftError(
+                    f"Since {folder} was started these have changed: {'; '.join(changes)}."
+                    " Undo that, or go on with --allow-changes (the result is then not that of one run)."
+                )
+            split = load_split(folder / "split.json", source)
+            report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
+            preprocessing = Preprocessing.from_dict(header["preprocessing"])
+        world = world.take_device(config.run.device)
+        with locked_by_main(world, folder):
+            sitting = Sitting(folder, config, world, Data(source, split, report), preprocessing, quiet)
+            sitting.prepare_resumed(changed=config != saved, processes=header["processes"])
+            return sitting.train()
 
 
 @contextlib.contextmanager
-def joined(config: Config) -> Iterator[World]:
-    world = join_world(config.run.device)
-    try:
-        yield world
-    finally:
-        leave_world()
-
-
-def is_main() -> bool:
-    return int(os.environ.get("RANK", 0)) == 0
+def locked_by_main(world: World, folder: Path) -> Iterator[None]:
+    """The main process holds the folder's lock, for all."""
+    with contextlib.ExitStack() as stack:
+        world.on_main(lambda: stack.enter_context(locked(folder)))
+        with world.together():
+            if not folder.is_dir():
+                raise WeftError(f"{socket.gethostname()} does not see {folder}: choose a place all machines share.")
+        yield
 
 
 # Both -----------------------------------------------------------------------------------------------------------
@@ -217,21 +239,27 @@ class Sitting:
             epochs = fit_into_time(trainer)
             self.config = trainer.config = scale_epochs(self.config, epochs / self.config.run.epochs)
         trainer.parts.facts = self.facts()
-        if self.world.is_main:
-            write_text(self.folder / "config.yaml", to_yaml(self.config))
-            write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
-            save_split(self.data.split, self.data.source, self.folder / "split.json")
+        self.world.on_main(self.write_settings)
         trainer.save()
 
-    def prepare_resumed(self, changed: bool) -> None:
+    def write_settings(self) -> None:
+        write_text(self.folder / "config.yaml", to_yaml(self.config))
+        write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
+        save_split(self.data.split, self.data.source, self.folder / "split.json")
+
+    def prepare_resumed(self, changed: bool, processes: int) -> None:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
         trainer, planned = self.trainer, self.trainer.progress.total_steps
         trainer.restore()
         if changed:
             trainer.progress.total_steps = planned
-            if self.world.is_main:
-                write_text(self.folder / "config.yaml", to_yaml(self.config))
+            self.world.on_main(lambda: write_text(self.folder / "config.yaml", to_yaml(self.config)))
         trainer.parts.facts = self.facts()
+        if processes != self.world.size:
+            self.screen.say(
+                f"{self.world.size} processes instead of {processes}: the same pictures in each step, but other chances"
+                " in mixing and drop path, so the result is not that of an uninterrupted run to the last bit"
+            )
         self.screen.say(f"{self.folder}: on after step {trainer.progress.step:,} of {trainer.progress.total_steps:,}")
 
     def facts(self) -> dict[str, Any]:
@@ -245,12 +273,15 @@ class Sitting:
 
     def build(self) -> Trainer:
         config, world, source, split = self.config, self.world, self.data.source, self.data.split
-        model, args, changed = make_model(
-            config.model,
-            classes=len(source.classes),
-            channels=config.data.channels,
-            size=self.preprocessing.size,
-        )
+        with world.together():
+            if config.run.batch < world.size:
+                raise WeftError(f"run.batch={config.run.batch} is smaller than the number of processes, {world.size}.")
+            model, args, changed = make_model(
+                config.model,
+                classes=len(source.classes),
+                channels=config.data.channels,
+                size=self.preprocessing.size,
+            )
         for line in changed:
             self.screen.say(f"{config.model.init}: {line}")
         if config.model.freeze:
@@ -264,7 +295,7 @@ class Sitting:
             broadcast(model)
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
-            shard(model, world, self.dtype)
+            shard(model, world)
         labels = source.labels[split.train]
         weights = balance_weights(labels, source.multilabel) if config.data.balance == "sampler" else None
         plan = Plan(
@@ -388,6 +419,8 @@ def stopping_at_signals(trainer: Trainer) -> Iterator[None]:
         return
 
     def stop(number: int, frame: Any) -> None:
+        if trainer.stop_wanted and trainer.world.size > 1:
+            return  # a terminal and torchrun both pass a Ctrl-C on; who wants to stop at once ends torchrun
         if trainer.stop_wanted:
             raise KeyboardInterrupt
         trainer.stop_wanted = True

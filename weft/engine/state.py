@@ -22,6 +22,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -55,17 +56,20 @@ class Progress:
 # Writing and reading --------------------------------------------------------------------------------------------
 
 
-def gather_tensors(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def gather_tensors(
+    model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer, keep: bool = True
+) -> dict[str, Tensor]:
     """All tensors of a state on the CPU, by name; what lies there already is not copied.
 
-    Sharded ones are put together, so every process must take part.
+    Sharded ones are put together, so every process must take part, also one that does not `keep` them.
     """
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     if ema is not None:
         tensors |= {f"ema.{key}": value for key, value in ema.module.state_dict().items()}
     for name, parameter in model.named_parameters():
         tensors |= {f"optim.{name}:{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    return {key: whole(value).detach().contiguous().cpu() for key, value in tensors.items()}
+    parts = ((key, whole(value).detach()) for key, value in tensors.items())
+    return {key: value.contiguous().cpu() for key, value in parts if keep}
 
 
 def snapshot(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -201,9 +205,23 @@ def locked(run: Path) -> Iterator[None]:
     with open(run / LOCK, "a+", encoding="utf-8") as file:
         _lock(file, run)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}{job_name()}")
         file.flush()
         yield
+
+
+def last_user(run: Path) -> str:
+    """Who locked a folder last, or still does."""
+    try:
+        return (run / LOCK).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def job_name() -> str:
+    """What torchrun calls all attempts of one job; where it was given no name, the process that is torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f", job {os.getppid() if name == 'none' else name}" if name else ""
 
 
 def _lock(file: Any, run: Path) -> None:
