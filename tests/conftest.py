@@ -2,7 +2,11 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
+
+settings.register_profile("weft", deadline=None)  # how long a case takes is the machine's affair
+settings.load_profile("weft")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one process per core; more threads would only wait for each other

@@ -56,7 +56,7 @@ def same(a: list[Batch], b: list[Batch]) -> bool:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_change_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: method == "forkserver")
+    monkeypatch.setattr(loader, "_context", lambda: multiprocessing.get_context(method))
     source = Noise(broken=(3, 4))
     torch.manual_seed(7)
     expected = training(source, 0)
@@ -136,9 +136,9 @@ ORPHANS = """
 import multiprocessing, sys
 sys.path.insert(0, sys.argv[2])
 import numpy as np, torch
-from tests.test_loader import AUGMENTATION, Noise, Plan, train_batches
+from tests.test_loader import AUGMENTATION, Noise, Plan, loader, train_batches
 if __name__ == "__main__":
-    torch.cuda.is_initialized = lambda: sys.argv[1] == "forkserver"
+    loader._context = lambda: multiprocessing.get_context(sys.argv[1])
     plan = Plan(np.arange(40), batch=4, seed=0)
     batches = train_batches(Noise(), AUGMENTATION, plan, range(10**6), workers=2, pin=False)
     next(batches)
