@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from weft.engine.loop import Trainer, is_out_of_memory, made_up
+from weft.engine.loop import Trainer
+from weft.engine.parts import is_out_of_memory, made_up
 from weft.engine.state import load_tensors, snapshot
 from weft.tasks.classify import EVAL_BATCH
 
@@ -44,10 +45,10 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
         limit -= 4 * sum(p.numel() for p in trainer.parameters)  # the message with the gradients
     try:
         trainer.model.train()
-        trainer.gradients(0, made_up(trainer, pictures))
+        trainer.gradients(0, made_up(trainer.parts, pictures))
         trainer.update()
         with torch.no_grad(), torch.autocast("cuda", trainer.dtype, enabled=trainer.dtype != torch.float32):
-            batch = made_up(trainer, EVAL_BATCH)
+            batch = made_up(trainer.parts, EVAL_BATCH)
             trainer.model(trainer.parts.preprocessing.normalise(batch.pictures.to(trainer.device)))
     except RuntimeError as error:
         if not is_out_of_memory(error):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -23,18 +22,16 @@ from torch import Tensor, nn
 from weft.config import Config
 from weft.data.loader import Batch, eval_batches, train_batches
 from weft.data.mix import BatchAugmentation
-from weft.data.sampler import Plan
-from weft.data.sources import Source
-from weft.data.split import Split
-from weft.data.transforms import Augmentation, Preprocessing
+from weft.data.transforms import Augmentation
 from weft.engine.device import World, reduce_step, running_statistics
 from weft.engine.log import Screen
-from weft.engine.optim import Ema, learning_rate
+from weft.engine.optim import learning_rate
+from weft.engine.parts import Parts, is_finite, is_out_of_memory, made_up, step_seed, too_many_bad
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
 from weft.files import write_atomic
 from weft.models.folder import write_model
-from weft.tasks.classify import EVAL_BATCH, Meter
+from weft.tasks.classify import EVAL_BATCH, Meter, count_hits
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
 MAX_SKIPPED = 3  # batches without a finite gradient; then something is wrong with the settings, not with a batch
@@ -76,23 +73,6 @@ class WentWrong(Exception):
     def __init__(self, pending: Pending, report: Report):
         super().__init__(f"step {pending.step}")
         self.pending, self.report = pending, report
-
-
-@dataclass
-class Parts:
-    """What a run is made of."""
-
-    source: Source
-    split: Split
-    preprocessing: Preprocessing
-    model: nn.Module
-    model_args: dict[str, Any]
-    optimizer: torch.optim.Optimizer
-    ema: Ema | None
-    plan: Plan
-    loss: Callable[[Tensor, Tensor, float], Tensor]
-    distillation: Callable[[Tensor, Tensor, float], Tensor] | None
-    facts: dict[str, Any]  # stored with each state, compared on resuming
 
 
 class Trainer:
@@ -222,7 +202,7 @@ class Trainer:
         if is_blank and self.world.size == 1:
             return totals
         if is_blank:  # takes part all the same, with pictures that weigh nothing
-            batch = made_up(self, parts * 2)
+            batch = made_up(self.parts, parts * 2)
         pictures, targets = self.prepare(batch, seed)
         for x, y in zip(pictures.tensor_split(parts), targets.tensor_split(parts), strict=True):
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -429,7 +409,7 @@ class Trainer:
                     logits = model(x)
                 meter.update(logits, batch.labels.to(self.device, non_blocking=True))
         if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
-            model(self.parts.preprocessing.normalise(made_up(self, 1).pictures.to(self.device)))
+            model(self.parts.preprocessing.normalise(made_up(self.parts, 1).pictures.to(self.device)))
         meter.reduce()
         return meter.result()
 
@@ -493,42 +473,3 @@ class Trainer:
     def seconds(self) -> float:
         """Of work in this run, in all sittings."""
         return self.progress.seconds + time.monotonic() - self.clock_at
-
-
-def made_up(trainer: Trainer, count: int) -> Batch:
-    """A batch of grey pictures, of the right size and type."""
-    shape = (count, trainer.parts.preprocessing.channels, *trainer.parts.preprocessing.size)
-    eight_bit = trainer.parts.preprocessing.depth == 8
-    pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
-    labels = torch.zeros(count, dtype=torch.int64)
-    if trainer.parts.source.multilabel:
-        labels = torch.zeros(count, len(trainer.parts.source.classes))
-    return Batch(pictures, labels, torch.zeros(count, dtype=torch.int64), [])
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    return int(np.random.SeedSequence((seed, 2, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many pictures get their (strongest) class; with several labels, how many get one of them first."""
-    first = logits.argmax(1)
-    if targets.ndim == 1:
-        return (first == targets).sum().float()
-    return (targets.gather(1, first[:, None]) == targets.amax(1, keepdim=True)).sum().float()
-
-
-def is_finite(model: nn.Module) -> bool:
-    return all(bool(whole(p).isfinite().all()) for p in model.parameters())
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def too_many_bad(bad: dict[str, str], count: int, limit: float) -> WeftError:
-    first = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:3])
-    return WeftError(
-        f"{len(bad)} of {count} pictures cannot be read, more than {limit:.0%} ({first}); mend or remove them"
-        " (`weft check` lists all), or allow more with --data.bad_files."
-    )

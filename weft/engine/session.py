@@ -31,8 +31,9 @@ from weft.engine.choose import check_settings, choose_preprocessing, choose_reci
 from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
 from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
-from weft.engine.loop import Parts, Stopped, Trainer, too_many_bad
+from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer
+from weft.engine.parts import Parts, too_many_bad
 from weft.engine.recipes import find_recipe
 from weft.engine.state import STATE, Progress, job_name, last_user, locked, read_header
 from weft.errors import WeftError, check_writable
@@ -61,13 +62,15 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
     with joined() as world:
         with world.together():
             file = read_yaml(config) if config else {}
+            given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
-            first = override(Config(), settings)
+            first = stretch(override(Config(), settings), set(file) | set(given), recipe)
             if not first.data.source:
                 raise WeftError(
                     "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
                 )
             check_settings(first)
+            check_out(out, world, restarted)
             if first.model.name != "auto":
                 check_name(first.model.name)
         world = world.take_device(first.run.device)
@@ -84,7 +87,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             check_name(full.model.name)
         for line in choices:
             say(line)
-        folder = world.on_main(lambda: new_folder(out, full, world, restarted))
+        folder = world.on_main(lambda: new_folder(out, full))
         with locked_by_main(world, folder):
             preprocessing = world.on_main(
                 lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
@@ -94,22 +97,27 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             return sitting.train()
 
 
-def new_folder(out: str, config: Config, world: World, restarted: bool) -> Path:
-    """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
-    if out:
-        folder = Path(out)
-        if (folder / STATE).exists():
-            raise WeftError(
-                f"{folder} holds a run; go on with it: weft train --resume {folder}; or choose another --out."
-            )
-        if not restarted:
-            check_writable(folder)
-    elif world.size > 1:
+def absolute_paths(config: Config) -> dict[str, str]:
+    """Data and initial weights by paths that still lead there when the run is resumed from another folder."""
+    named = {"data.source": config.data.source, "data.val": config.data.val, "model.init": config.model.init}
+    return {key: str(Path(path).absolute()) for key, path in named.items() if path and Path(path).exists()}
+
+
+def check_out(out: str, world: World, restarted: bool) -> None:
+    """Raises unless the run can have its folder."""
+    if out and (Path(out) / STATE).exists():
+        raise WeftError(f"{out} holds a run; go on with it: weft train --resume {out}; or choose another --out.")
+    if out and not restarted and world.is_main:
+        check_writable(Path(out))
+    if not out and world.size > 1:
         raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
-    else:
-        name = Path(config.data.source.replace(":", "-")).stem or "data"
-        folders = (Path("runs") / f"{name}-{config.model.name}-{n}" for n in range(1, 1_000_000))
-        folder = next(folder for folder in folders if not folder.exists())
+
+
+def new_folder(out: str, config: Config) -> Path:
+    """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
+    name = Path(config.data.source.replace(":", "-")).stem or "data"
+    free = (Path("runs") / f"{name}-{config.model.name}-{n}" for n in range(1, 1_000_000))
+    folder = Path(out) if out else next(folder for folder in free if not folder.exists())
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -134,6 +134,14 @@ def ranks(logits: Tensor, labels: Tensor) -> Tensor:
     return before.sum(dim=1) + logits.isnan().any(dim=1) * logits.shape[1]
 
 
+def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many pictures get their (strongest) class; with several labels, how many get one of them first."""
+    first = logits.argmax(1)
+    if targets.ndim == 1:
+        return (first == targets).sum().float()
+    return (targets.gather(1, first[:, None]) == targets.amax(1, keepdim=True)).sum().float()
+
+
 class Meter:
     """Adds up the validation of one epoch: loss and top-1 and top-5, or, where multi-label, loss, mAP and F1.
 
