@@ -105,7 +105,8 @@ def test_bugs_reach_the_trainer_with_the_name(workers: int) -> None:
 def test_closing_ends_the_workers() -> None:
     plan = Plan(np.arange(40), batch=4, seed=0)
     batches = train_batches(Noise(), AUGMENTATION, plan, range(1000), workers=2, pin=False)
-    next(batches)
+    for _ in range(4):  # so that both workers have started
+        next(batches)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
     for worker in workers:  # Ctrl-C and SIGTERM go to the whole group, and are the trainer's to answer

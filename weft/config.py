@@ -189,7 +189,7 @@ def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
 def to_yaml(config: Config) -> str:
     import yaml
 
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
 
 
 def known_keys() -> Iterator[str]:
