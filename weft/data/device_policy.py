@@ -8,7 +8,7 @@ interpolate in single precision, so that rarely a value differs by one.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,15 +60,19 @@ class DevicePolicy:
         with drawing_from(seed, *self._generators):
             return [self.policy([]) for _ in range(pictures)]
 
-    @torch.no_grad()
     def __call__(self, pictures: Tensor, seed: int) -> Tensor:
-        groups = _grouped(self.draw(len(pictures), seed), *pictures.shape[-2:])
-        pictures = pictures.clone()
-        tables = _send([np.array(rows) for rows in groups.values()], pictures.device)
-        for (_, kernel), rows in zip(groups, tables, strict=True):
-            index = rows[:, 0].long()
-            pictures.index_copy_(0, index, kernel(pictures[index], rows[:, 1:]))
-        return pictures
+        return perform(self.draw(len(pictures), seed), pictures)
+
+
+@torch.no_grad()
+def perform(drawn: list[list[Step]], pictures: Tensor) -> Tensor:
+    """(B, C, h, w) uint8 pictures after the steps of each."""
+    groups = _grouped(drawn, *pictures.shape[-2:])
+    pictures = pictures.clone()
+    for (_, kernel), rows in zip(groups, _send(groups.values(), pictures.device), strict=True):
+        index = rows[:, 0].long()
+        pictures.index_copy_(0, index, kernel(pictures[index], rows[:, 1:]))
+    return pictures
 
 
 def _note(operation: Callable[..., Any], steps: list[Step], *args: float, resample: Any, fillcolor: Any) -> list[Step]:
@@ -95,13 +99,14 @@ def _parameters(step: Step, height: int, width: int) -> Sequence[float]:
     return step.args
 
 
-def _send(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, by a single copy out of pinned memory, for which nobody waits."""
+def _send(tables: Iterable[list[list[float]]], device: torch.device) -> list[Tensor]:
+    """Tables as tensors on the device, by a single copy out of pinned memory, for which nobody waits."""
+    arrays = [np.array(table, dtype=np.float64) for table in tables]
     packed = torch.from_numpy(np.concatenate([np.zeros(0), *map(np.ravel, arrays)]))
     if device.type == "cuda":
         packed = packed.pin_memory()
     parts = packed.to(device, non_blocking=True).split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=False)]
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 # Value by value -------------------------------------------------------------------------------------------------

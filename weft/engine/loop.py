@@ -116,9 +116,8 @@ class Trainer:
         # Processes that meet within forward and backward passes: each must make equally many of these.
         self.in_lockstep = world.size > 1 and (config.run.fsdp or config.run.sync_bn)
         self.augmentation = Augmentation(config.augment, parts.preprocessing)
-        self.policy = (
-            DevicePolicy(config.augment, parts.preprocessing) if config.augment.on_device == "yes" else None
-        )
+        on_device = config.augment.policy and config.augment.on_device == "yes"
+        self.policy = DevicePolicy(config.augment, parts.preprocessing) if on_device else None
         self.mix = BatchAugmentation(
             config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
         )
