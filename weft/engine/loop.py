@@ -259,8 +259,7 @@ class Trainer:
 
     def seed(self, step: int) -> int:
         """Of all that this process draws for whole batches, and of drop path and dropout."""
-        sequence = np.random.SeedSequence((self.config.run.seed, 2, step, self.world.rank))
-        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return step_seed(self.config.run.seed, step, self.world.rank)
 
     def augmented(self, batch: Batch, seed: int) -> Tensor:
         """(B, C, h, w) pictures on the device, after the policy where that is done there."""
