@@ -81,6 +81,7 @@ def without_times(run: Path) -> list[dict]:
     "settings",
     [
         dict(data__workers=2),
+        dict(augment__on_device="yes"),
         dict(run__precision="bf16"),
         dict(optim__name="sgd", optim__lr=0.1),
         dict(optim__name="rmsprop", optim__schedule="exponential", optim__gamma=0.9),

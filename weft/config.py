@@ -76,6 +76,9 @@ class AugmentConfig:
     flip: float = key(0.5, "probability of a horizontal flip", least=0, most=1)
     vflip: float = key(0.0, "probability of a vertical flip", least=0, most=1)
     policy: str = key("", "timm's string, such as rand-m9-mstd0.5-inc1, original (AutoAugment), trivial; empty: none")
+    on_device: Literal["auto", "yes", "no"] = key(
+        "auto", "do the policy batch by batch on the GPU, not in the readers; auto: where one trains and can do it"
+    )
     color_jitter: float = key(0.0, "brightness, contrast, saturation; ignored where a policy is given", least=0)
     erase: float = key(0.0, "probability of random erasing, with noise", least=0, most=1)
     mixup: float = key(0.0, "alpha of mixup; 0: off", least=0)

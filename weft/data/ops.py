@@ -27,8 +27,9 @@ def look_up(operation: Callable[..., Image.Image], picture: Tensor, *args: Any, 
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """The upper `bits` of each value. timm asks Pillow, which since version 13 refuses to keep none of them."""
-    return image.point([value & (0xFF00 >> bits) for value in range(256)] * len(image.getbands()))
+    """The upper `bits` of each value. timm asks Pillow, which since version 13 refuses to keep none of them;
+    large magnitudes ask for fewer than none."""
+    return image.point([value & (0xFF00 >> max(bits, 0)) for value in range(256)] * len(image.getbands()))
 
 
 def shift(

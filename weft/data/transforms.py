@@ -86,7 +86,8 @@ class Augmentation:
 
     `random-resized` is timm's random resized crop. `random` brings the short side to the target's where it is not,
     adds `pad` black pixels around, and cuts a random window. `resize` brings both sides to the target. Colour jitter
-    beside a policy is left out unless the policy is 3-Augment, as in timm.
+    beside a policy is left out unless the policy is 3-Augment, as in timm. With on_device=yes the policy is left to
+    `weft.data.device_policy`.
 
     JPEGs much larger than needed are shrunk while they are decoded, but stay `SPARE` times as large as the result.
     """
@@ -97,12 +98,12 @@ class Augmentation:
         self.config, self.preprocessing = config, preprocessing
         self._steps: list[Callable[[Canvas], Canvas]] = []
         self._generators: set[str] = set()
-        if config.policy:
+        if config.policy and config.on_device != "yes":
             _needs_pillow(f"augment.policy={config.policy!r}", preprocessing)
             policy = make_policy(config, preprocessing)
             self._steps.append(policy)
             self._generators |= {"torch"} if config.policy == "trivial" else {"numpy"}
-            if isinstance(policy, _Uniform):
+            if isinstance(policy, Uniform):
                 self._generators.clear()
         if config.color_jitter and (not config.policy or "3a" in config.policy):
             _needs_pillow("augment.color_jitter", preprocessing)
@@ -253,45 +254,59 @@ def _needs_pillow(setting: str, preprocessing: Preprocessing) -> None:
 def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable[[Canvas], Canvas]:
     """timm's policy by timm's string, or torchvision's TrivialAugment; takes tensors or Pillow images."""
     from timm.data import auto_augment
-    from timm.data.transforms import str_to_pil_interp
 
     from weft.data.ops import TENSOR_OPS, posterize
 
-    name = config.policy.split("-")[0]
-    if name not in POLICIES:
-        near = did_you_mean(name, POLICIES)
-        raise WeftError(f"augment.policy={config.policy!r} does not exist; it begins with {', '.join(POLICIES)}.{near}")
-    fill = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
-    if name == "trivial":
-        return partial(_on_pillow, v2.TrivialAugmentWide(fill=list(fill)))
-    settings: dict[str, Any] = dict(translate_const=int(min(preprocessing.size) * 0.45), img_mean=fill)
-    if config.interpolation != "random":
-        settings["interpolation"] = str_to_pil_interp(config.interpolation)
-    try:
-        if name == "rand":
-            policy = auto_augment.rand_augment_transform(config.policy, settings)
-        elif name == "augmix":
-            policy = auto_augment.augment_and_mix_transform(config.policy, {**settings, "translate_pct": 0.3})
-        else:
-            policy = auto_augment.auto_augment_transform(config.policy, settings)
-    except (AssertionError, ValueError, KeyError):
-        raise WeftError(
-            f"augment.policy={config.policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
-        ) from None
-    if name == "augmix":  # which blends Pillow images
-        for op in policy.ops:  # type: ignore[union-attr]
+    settings = policy_settings(config, preprocessing)
+    if config.policy == "trivial":
+        return partial(_on_pillow, v2.TrivialAugmentWide(fill=list(settings["img_mean"])))
+    policy = timm_policy(config.policy, settings)
+    if isinstance(policy, auto_augment.AugMixAugment):  # which blends Pillow images
+        for op in policy.ops:
             op.aug_fn = posterize if op.aug_fn is auto_augment.posterize else op.aug_fn
         return partial(_on_pillow, policy)
-    for op in policy.ops if name == "rand" else [op for pair in policy.policy for op in pair]:  # type: ignore[union-attr]
+    pairs = policy.policy if isinstance(policy, auto_augment.AutoAugment) else [policy.ops]
+    for op in [op for pair in pairs for op in pair]:
         quick = TENSOR_OPS.get(op.aug_fn)
         op.aug_fn = partial(_on_pillow, op.aug_fn) if quick is None else partial(_on_tensor, quick)
-    if name == "rand" and policy.choice_weights is None:  # type: ignore[union-attr]
-        return _Uniform(policy.ops, policy.num_layers)  # type: ignore[union-attr]
     return policy
 
 
+def policy_settings(config: AugmentConfig, preprocessing: Preprocessing) -> dict[str, Any]:
+    """What timm wants to know beside a policy's string."""
+    from timm.data.transforms import str_to_pil_interp
+
+    fill = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
+    settings: dict[str, Any] = dict(translate_const=int(min(preprocessing.size) * 0.45), img_mean=fill)
+    if config.interpolation != "random":  # and Pillow rotates and shears with nothing finer than bicubic
+        mode = "bicubic" if config.interpolation == "lanczos" else config.interpolation
+        settings["interpolation"] = str_to_pil_interp(mode)
+    return settings
+
+
+def timm_policy(policy: str, settings: dict[str, Any] | None = None) -> Any:
+    """timm's own object; where it draws from two generators without need, ours that draws from one."""
+    from timm.data import auto_augment
+
+    name = policy.split("-")[0]
+    if name not in POLICIES:
+        near = did_you_mean(name, POLICIES)
+        raise WeftError(f"augment.policy={policy!r} does not exist; it begins with {', '.join(POLICIES)}.{near}")
+    try:
+        if name == "augmix":
+            return auto_augment.augment_and_mix_transform(policy, {**(settings or {}), "translate_pct": 0.3})
+        if name != "rand":
+            return auto_augment.auto_augment_transform(policy, settings)
+        made = auto_augment.rand_augment_transform(policy, settings)
+    except (AssertionError, ValueError, KeyError):
+        raise WeftError(
+            f"augment.policy={policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
+        ) from None
+    return Uniform(made.ops, made.num_layers) if made.choice_weights is None else made
+
+
 @dataclass(frozen=True)
-class _Uniform:
+class Uniform:
     """timm's RandAugment, but drawing from `random` like all of its operations: seeding NumPy as well takes longer."""
 
     ops: list[Callable[[Canvas], Canvas]]

@@ -16,6 +16,7 @@ import torch
 
 from weft.config import Config
 from weft.data.check import DataReport
+from weft.data.device_policy import fits
 from weft.data.read import BadPicture
 from weft.data.sources import Source
 from weft.data.transforms import Preprocessing
@@ -61,6 +62,9 @@ def fill(
         why.append(f"crop random with a margin of {augment.pad}: the pictures are small")
     if not data.channels:
         data = replace(data, channels=report.channels)
+    if augment.on_device == "auto":
+        on_device = device.type == "cuda" and fits(augment.policy, data.channels, report.depth)
+        augment = replace(augment, on_device="yes" if on_device else "no")
     if not run.batch:
         run = replace(run, batch=_batch(pictures, device))
         why.append(f"batch {run.batch}: for {pictures:,} training pictures")

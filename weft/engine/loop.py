@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config
+from weft.data.device_policy import DevicePolicy
 from weft.data.loader import Batch, eval_batches, train_batches
 from weft.data.mix import BatchAugmentation
 from weft.data.transforms import Augmentation
@@ -95,6 +96,8 @@ class Trainer:
         # Processes that meet within forward and backward passes: each must make equally many of these.
         self.in_lockstep = world.size > 1 and (config.run.fsdp or config.run.sync_bn)
         self.augmentation = Augmentation(config.augment, parts.preprocessing)
+        on_device = config.augment.policy and config.augment.on_device == "yes"
+        self.policy = DevicePolicy(config.augment, parts.preprocessing) if on_device else None
         self.mix = BatchAugmentation(
             config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
         )
@@ -194,7 +197,7 @@ class Trainer:
         The loss is a sum divided by the whole batch's size, so parts and processes add up to the batch's mean.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        seed = step_seed(self.config.run.seed, step, self.world.rank)
+        seed = self.seed(step)
         torch.manual_seed(seed)  # drop path and dropout of this step
         totals = torch.zeros(2, device=self.device)
         parts = self.count_parts(batch)
@@ -227,12 +230,21 @@ class Trainer:
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
-        pictures = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
+        pictures = self.parts.preprocessing.normalise(self.augmented(batch, seed))
         labels = batch.labels.to(self.device, non_blocking=True)
         pictures, targets = self.mix(pictures, labels, seed)
         if self.config.run.channels_last:
             pictures = pictures.contiguous(memory_format=torch.channels_last)
         return pictures, targets
+
+    def seed(self, step: int) -> int:
+        """Of all that this process draws for whole batches, and of drop path and dropout."""
+        return step_seed(self.config.run.seed, step, self.world.rank)
+
+    def augmented(self, batch: Batch, seed: int) -> Tensor:
+        """(B, C, h, w) pictures on the device, after the policy where that is done there."""
+        pictures = batch.pictures.to(self.device, non_blocking=True)
+        return self.policy(pictures, seed) if self.policy else pictures
 
     def update(self) -> Tensor:
         """Moves the weights along the gradients; returns the norm of these."""
@@ -347,10 +359,11 @@ class Trainer:
         return self.run / "trouble" / f"step-{step}-process-{self.world.rank}.safetensors"
 
     def dump(self, step: int, batch: Batch) -> None:
-        """The batch as the model saw it, for a closer look."""
+        """The batch as it was before it was normalised and mixed, for a closer look."""
         path = self.trouble_file(step)
         path.parent.mkdir(exist_ok=True)
-        tensors = {"pictures": batch.pictures, "labels": batch.labels, "index": batch.index}
+        pictures = self.augmented(batch, self.seed(step)).cpu()
+        tensors = {"pictures": pictures, "labels": batch.labels, "index": batch.index}
         names = {str(i): self.parts.source.names[i] for i in batch.index.tolist()}
         write_atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, names))
 
@@ -468,7 +481,7 @@ class Trainer:
     def augmented_batch(self) -> Tensor:
         """(B, C, h, w) pictures of the first step as training sees them, before they are normalised and mixed."""
         batches = train_batches(self.parts.source, self.augmentation, self.parts.plan, [0], workers=0, pin=False)
-        return next(iter(batches)).pictures
+        return self.augmented(next(iter(batches)), self.seed(0)).cpu()
 
     def seconds(self) -> float:
         """Of work in this run, in all sittings."""
