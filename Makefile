@@ -6,16 +6,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint timm-tests catalog docs bench clean
+.PHONY: help demo test test-all lint timm-tests catalog docs bench bench-loader clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(INSTALLED) ## train cvt_nano on embedded pictures inside a plain timm pipeline (about two minutes)
-	$(BIN)/python examples/fashion.py
+demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (seven minutes of one core)
+	$(BIN)/weft demo
 
-test: lint timm-tests ## lint, types and tests (about eight minutes on two cores)
+test: lint timm-tests ## lint, types and tests (more than eight minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers
@@ -38,6 +38,10 @@ docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results
+
+bench-loader: $(INSTALLED) ## reading pictures next to timm: make bench-loader PICTURES=folder (class folders of JPEGs)
+	@test -n "$(PICTURES)" || { echo "Say which pictures: make bench-loader PICTURES=folder"; exit 2; }
+	$(BIN)/python benchmarks/loader.py "$(PICTURES)" --out benchmarks/results
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build *.egg-info

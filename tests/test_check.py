@@ -346,7 +346,7 @@ def test_copies_split_by_weft_are_a_warning(tmp_path):
     assert {p.kind: p.severity for p in report.problems if p.kind == "leak"} == {"leak": "warning"}
     assert report.counts["train"] == np.bincount(source.labels[split.train]).tolist()
     half = Split(np.arange(3), np.arange(3, 6), np.arange(6, 6))
-    assert sum(check(source, half, quick=True).counts["all"]) == len(source) - 6
+    assert sum(check(source, half, quick=True).counts["unused"]) == len(source) - 6
 
 
 def test_quick_form_says_when_it_saw_a_sample(tmp_path, monkeypatch):

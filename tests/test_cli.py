@@ -1,6 +1,7 @@
 """The command: quick to answer, one line for a mistake, tables for people and JSON for machines."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import torch
 
 from tests.conftest import randomise
 from tests.published import hugging_face_cvt
+from tests.small_runs import make_pictures
+from weft.cli import app
+from weft.errors import WeftError
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,6 +37,26 @@ def test_help_is_quick(args):
         "assert 'torch' not in sys.modules and 'timm' not in sys.modules"
     )
     assert probe.returncode == 0, probe.stderr
+
+
+def test_help_of_every_command():
+    """Each explains its arguments; none of them, nor the lists of recipes and settings, wants torch."""
+    names = [name for name in app if not name.startswith("-")]
+    assert {"train", "check", "eval", "predict", "demo", "recipes", "keys", "models", "convert"} <= {*names}
+    calls = [[name, "--help"] for name in names] + [["recipes"], ["recipes", "quick"], ["keys"], ["keys", "lr"]]
+    code = f"""
+import sys
+from weft.cli import app
+for args in {calls!r}:
+    try: app(args)
+    except SystemExit: pass
+assert "torch" not in sys.modules and "timm" not in sys.modules
+"""
+    done = run(code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: weft") == len(names)
+    for line in ("small-data", "optim.warmup_lr", "five minutes", "--resume", "--top"):
+        assert line in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -122,6 +146,13 @@ def test_models_table():
         (["convert", "nowhere.pth", "--out", "x"], ["--model"]),
         (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "tests"], ["tests", "choose another place"]),
         (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "x"], ["pyproject.toml", "no checkpoint"]),
+        (["train", "tests", "--epoch", "3"], ["--epoch", "Did you mean --epochs"]),
+        (["train", "tests", "--optim.lrr", "3"], ["optim.lrr", "Did you mean 'optim.lr'"]),
+        (["train", "tests", "--epochs", "many"], ["--epochs", "many"]),
+        (["train", "tests", "--balance", "sampel"], ["data.balance='sampel'", "sampler"]),
+        (["predict", "nowhere"], ["No pictures given"]),
+        (["recipes", "smalldata"], ["smalldata", "Did you mean 'small-data'"]),
+        (["keys", "optim.lrr"], ["optim.lrr", "Did you mean 'optim.lr'"]),
     ],
 )
 def test_mistakes_get_one_line(args, words):
@@ -135,6 +166,26 @@ def test_mistakes_get_one_line(args, words):
     assert not (ROOT / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "nowhere", "--out", "x"], ["nowhere", "does not exist"]),
+        (["train"], ["weft train DATA"]),
+        (["train", "--resume", "nowhere"], ["nowhere", "no state"]),
+        (["check", "nowhere"], ["nowhere", "does not exist"]),
+        (["eval", "nowhere"], ["nowhere", "run or model folder"]),
+        (["predict", "nowhere", "a.png"], ["nowhere", "run or model folder"]),
+    ],
+)
+def test_what_is_missing_is_named(args, words):
+    """Those that import torch first, here in this process, which has it: `main` prints what is raised."""
+    with pytest.raises(WeftError) as error:
+        app(args, exit_on_error=False, print_error=False)
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in words)
+    assert not Path("x").exists()
+
+
 def test_convert_writes_a_folder_that_timm_opens(tmp_path):
     theirs = randomise(hugging_face_cvt())
     theirs.save_pretrained(tmp_path / "hf")
@@ -146,3 +197,98 @@ def test_convert_writes_a_folder_that_timm_opens(tmp_path):
     picture = torch.randn(1, 3, 96, 96)
     with torch.no_grad():
         torch.testing.assert_close(opened(picture), theirs(picture).logits, rtol=0, atol=1e-5)
+
+
+# The whole way ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data") / "my pictures", classes=2, each=5)
+
+
+@pytest.fixture(scope="module")
+def trained(pictures) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Ten pictures, one epoch."""
+    out = pictures.parent / "a run"
+    small = [
+        "--model",
+        "cvt_nano",
+        "--model.args",
+        "{embed_dims: [8, 16, 16], depths: [1, 1, 1], num_heads: [1, 2, 2]}",
+    ]
+    options = ["--epochs", "1", "--batch=4", "--device", "cpu", "--data.val-fraction", "0.4", "--data.workers=0"]
+    return out, run("train", str(pictures), "--out", str(out), *small, *options)
+
+
+def is_plain(text: str) -> bool:
+    """No colours, no bars, no carriage returns: fit for a file."""
+    return not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text)
+
+
+def test_train(trained):
+    out, done = trained
+    assert done.returncode == 0, done.stderr
+    assert is_plain(done.stdout)
+    assert re.search(r"^epoch 1/1  train loss \d", done.stdout, flags=re.MULTILINE)
+    assert str(out / "report.html") in done.stdout.splitlines()[-1]
+    files = {"model.safetensors", "config.json", "config.yaml", "split.json", "metrics.jsonl", "evaluation.json"}
+    assert files | {"data_report.json", "report.html", "state"} == {path.name for path in out.iterdir()}
+
+
+def test_eval_is_what_training_said(trained):
+    out, _ = trained
+    done = run("eval", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = json.loads(done.stdout)  # one object, and nothing else
+    assert done.stdout.count("\n") == 1
+    assert found.items() >= json.loads((out / "evaluation.json").read_text()).items()
+    assert found["n"] == 4
+
+
+def test_predict(trained, pictures):
+    out, _ = trained
+    (broken := pictures.parent / "broken.png").write_bytes(b"no picture")
+    table = pictures.parent / "answers.csv"
+    done = run("predict", str(out), str(pictures / "class 0"), str(broken), "--top", "1", "--csv", str(table))
+    assert done.returncode == 0, done.stderr
+    assert is_plain(done.stdout)
+    *lines, last = done.stdout.splitlines()
+    assert len(lines) == 5
+    assert all(re.search(r"\.png  class [01] \d+\.\d %$", line) for line in lines)
+    assert "cannot be read" in last
+    header, *rows = table.read_text().splitlines()
+    assert header == "name,label_1,probability_1,error"
+    assert len(rows) == 6
+
+
+def test_resume_of_a_finished_run_refuses_other_settings(trained):
+    out, _ = trained
+    before = (out / "config.yaml").read_bytes()
+    done = run("train", "--resume", str(out), "--lr", "0.5")
+    assert done.returncode == 2
+    assert "optim.lr: 0.5" in done.stderr
+    assert "--allow-changes" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (out / "config.yaml").read_bytes() == before
+
+
+def test_check(pictures, tmp_path):
+    page = tmp_path / "check.html"
+    done = run("check", str(pictures), "--out", str(page))
+    assert done.returncode == 0, done.stderr
+    assert is_plain(done.stdout)
+    assert "10 pictures, 2 classes" in done.stdout
+    assert "class 1" in page.read_text()
+
+
+def test_check_finds_errors(pictures, tmp_path):
+    """A picture that trains and validates: exit code 1, and one JSON object that says which."""
+    for split in ("train", "val"):
+        make_pictures(tmp_path / "split" / split, classes=2, each=2)  # the same pictures
+    done = run("check", str(tmp_path / "split"), "--json")
+    assert done.returncode == 1
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert [problem["kind"] for problem in found["problems"] if problem["severity"] == "error"] == ["leak"]

@@ -1,6 +1,10 @@
-"""The pictures of the documentation: what the script draws, legible, and true to the counts."""
+"""The documentation: commands, code and links work; pictures are what the script draws, legible, true to the counts."""
 
+import ast
+import importlib
 import re
+import shlex
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -11,16 +15,22 @@ import timm
 from PIL import ImageFont
 from torch import Tensor, nn
 
-import weft  # noqa: F401  registers the models
+import weft
 from docs import flow
 from docs.draw import draw
 from weft.analysis.cost import count_macs, count_parameters
+from weft.cli import app, take_keys
+from weft.config import known_keys
+from weft.engine.recipes import recipe_file
+from weft.training import SHORT, name_settings
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [*(DOCS.parent / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.glob("*.md"))]
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 pictures = pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
 
 
@@ -55,7 +65,7 @@ def test_every_family_has_a_page_with_pictures(page):
     assert {*shown} <= {path.stem for path in PICTURES}
 
 
-@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem)
+@pages
 def test_links_lead_somewhere(page):
     """Files exist, and so do the headings that links point at."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -68,6 +78,58 @@ def test_links_lead_somewhere(page):
             headings = re.findall(r"^#+ (.*)$", found.read_text(), flags=re.MULTILINE)
             titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
             assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every `weft ...` in code blocks and in sentences, without the remark behind it."""
+    text = re.sub(r"\$\w+", "0", text.replace("\\\n", " "))  # lines that go on are one; variables are numbers here
+    lines = re.findall(r"^ *(?:torchrun .*|srun .*)?(?:-m )?weft +(.+)$", text, flags=re.MULTILINE)
+    inline = [span.partition("weft ")[2] for span in re.findall(r"`((?:torchrun .* )?weft [^`]+)`", text)]
+    for line in [*(re.split(r"  +|\t", line)[0] for line in lines if "`" not in line), *inline]:
+        words = shlex.split(line, comments=True)
+        yield words[: next((i for i, word in enumerate(words) if word in (">", "|")), None)]
+
+
+@pages
+def test_commands_exist(page):
+    """Every command line parses: options exist and values have the right type; so do settings, recipes and models."""
+    text = page.read_text()
+    assert {key for key in re.findall(r"--([a-z]+\.\w+)", text) if key != "section.key"} <= {*known_keys()}
+    for words in commands(text):
+        assert words[0] in app, words
+        if len(words) == 1 or "--help" in words:
+            continue
+        command, bound, _ = app.parse_args(take_keys(words), exit_on_error=False, print_error=False)
+        given = bound.arguments
+        settings = dict(key.split("=", 1) for key in given.get("keys", ()))
+        if command.__name__ == "train":
+            settings |= {key: value for key, value in given.items() if key in SHORT}
+        named = name_settings(settings)  # raises for an unknown one
+        if given.get("recipe", "").islower() and not given["recipe"].endswith(".yaml"):
+            assert recipe_file(given["recipe"]).exists()
+        assert timm.is_model(named.get("model.name", "cvt_13")), words
+
+
+def test_commands_are_found():
+    """The test above looks at what it should: lines, sentences, remarks, torchrun, lines that go on."""
+    text = "    weft keys lr     those of lr\nsee `weft train A --lr 1`,\n"
+    text += "```sh\nweft eval R  # x\ntorchrun -n 2 \\\n -m weft train B\n```"
+    assert sorted(commands(text)) == [["eval", "R"], ["keys", "lr"], ["train", "A", "--lr", "1"], ["train", "B"]]
+
+
+@pages
+def test_code_compiles(page):
+    """Python blocks are Python, take from Weft what it has, and give `weft.train` settings that exist."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "weft":
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "weft":
+                assert hasattr(weft, node.attr), ast.unparse(node)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "weft.train":
+                own = ("recipe", "config", "out", "resume", "allow_changes", "quiet")
+                name_settings({k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg and k.arg not in own})
 
 
 @pictures

@@ -74,7 +74,7 @@ def write_report(
         metrics=metrics,
         data=data_name(config.data.source),
         verdict=verdict(metrics, evaluation),
-        seconds=in_units(sum(row["seconds"] for row in history.epochs), SECONDS),
+        seconds=in_units(max((row["seconds"] for row in history.epochs), default=0.0), SECONDS),
         parameters=in_units(_parameters(run), COUNTS),
         epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
         charts=curves(history, many_classes=len(evaluation.classes) >= 20),

@@ -67,9 +67,10 @@ def train(
         **settings: `epochs=30`, `model="ceit_tiny"` and so on; and every key of `weft keys`, with two underscores
             for the dot: `optim__lr=1e-3`.
     """
+    given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})  # before torch is imported
+
     from weft.engine.session import resume_run, start_run
 
-    given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})
     if resume:
         return resume_run(Path(resume), given, allow_changes=allow_changes, quiet=quiet)
     return start_run(given, recipe=recipe, config=os.fspath(config), out=os.fspath(out), quiet=quiet)

@@ -86,8 +86,9 @@ class _View:
 
     def __init__(self, source: Source, scan: Scan, sides: np.ndarray, config: DataConfig) -> None:
         self.source, self.scan, self.sides, self.config = source, scan, sides, config
+        rest = "all" if sides is source.splits else "unused"  # where the layout does not say; where a split leaves out
         self.counts = {
-            str(side) or "all": _count(source, np.flatnonzero(sides == side))
+            str(side) or rest: _count(source, np.flatnonzero(sides == side))
             for side in sorted(np.unique(sides), key=lambda side: SIDES.index(side))
         }
 

@@ -71,7 +71,8 @@ class DataReport:
         from weft.page import clean
 
         found = [f"{self.root}: {self.layout}", f"{many(self.pictures, 'picture')}, {many(len(self.classes), 'class')}"]
-        found += [f"  {name}: {sum(counts)} {_of_classes(counts)}" for name, counts in self.counts.items()]
+        what = " labels" if self.multilabel else ""  # of which a picture may have several, or none
+        found += [f"  {name}: {sum(counts)}{what} {_of_classes(counts)}" for name, counts in self.counts.items()]
         found += [self.summary(), *(f"note: {note}" for note in self.notes)]
         for problem in self.problems:
             found.append(f"{problem.severity}: {problem.text}")
