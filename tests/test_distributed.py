@@ -310,7 +310,7 @@ def always_nan(rank: int) -> None:
         (dict(batch=1), None, "batch=1"),
         (dict(init="nowhere"), None, "nowhere"),
         (dict(), second_sees_no_data, "no such folder"),
-        (dict(), disk_fills_up, "No space left"),
+        (dict(), disk_fills_up, "disk is full"),
         (dict(), cannot_read, "cannot be read"),
         (dict(), always_nan, "optim.lr"),
     ],

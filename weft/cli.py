@@ -227,6 +227,7 @@ def predict(
         raise WeftError("No pictures given; name files, folders or patterns.")
     if csv == as_json == "-":
         raise WeftError("--csv and --json cannot both go to standard output; give one of them a file.")
+    _check_out(csv=csv, json=as_json)
 
     from weft import predict as using
     from weft.analysis.show import as_csv, prediction_lines
@@ -250,6 +251,14 @@ def predict(
 def _workers(pictures: int) -> int:
     """Reading in other processes pays from a few hundred pictures on."""
     return min(8, (os.cpu_count() or 1) // 2) if pictures > 500 else 0
+
+
+def _check_out(**files: str) -> None:
+    """Raises for an option whose file cannot be written, before the work and not after it."""
+    for option, file in files.items():
+        path = Path(file)
+        if file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise WeftError(f"--{option} {path} cannot be written; name a file in a folder that exists.")
 
 
 def _write_out(file: str, text: str) -> None:
@@ -378,8 +387,7 @@ def check(
     from weft.data.sources import join, open_source
 
     config = override(Config(), dict(key.split("=", 1) for key in keys)).data
-    if out is not None and not out.absolute().parent.is_dir():
-        raise WeftError(f"{out.parent} does not exist; --out names a file in a folder that does.")
+    _check_out(out=str(out or ""))
     source = open_source(data, group=config.group)
     if config.val:
         source = join(source, open_source(config.val))
@@ -475,10 +483,17 @@ def main() -> None:
         app(take_keys(sys.argv[1:]), exit_on_error=False, print_error=False)
     except (WeftError, CycloptsError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":  # all processes of torchrun's have the same error; one says it
-            print(f"weft: {error}", file=sys.stderr)
+            print(f"weft: {_one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _one_line(error: Exception) -> str:
+    """What the system says of a file, without its number; and never more than a line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return " ".join(str(error).splitlines())
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class RunConfig:
     micro_batch: int = key(
         0, "pictures at once on one device; 0: as memory allows. The batch stays what it is", least=0
     )
-    seed: int = key(0, "of everything random", least=0)
+    seed: int = key(0, "of everything random", least=0, below=2**63)
     ema: float = key(0.0, "decay of the weight average, such as 0.9998; 0: off", least=0, below=1)
     ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")

@@ -1,9 +1,14 @@
 """Files that are either whole or not there: written under a temporary name, forced to disk, renamed."""
 
+import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
@@ -23,6 +28,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file. A full disk is an OSError as for any other file."""
+    import safetensors.torch
+
+    try:
+        write_atomic(path, lambda temporary: safetensors.torch.save_file(dict(tensors), temporary, metadata))
+    except safetensors.SafetensorError as error:
+        full = "No space left" in str(error) or "os error 28" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
 
 
 def _umask() -> int:

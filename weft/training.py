@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override
+from weft.errors import WeftError
 
 SHORT = {  # options that are used so often that they have no section
     "data": "data.source",
@@ -72,6 +73,9 @@ def train(
     from weft.engine.session import resume_run, start_run
 
     if resume:
+        for name, value in (("recipe", recipe), ("config", config), ("out", out)):
+            if value:
+                raise WeftError(f"--resume goes on with the run as it is in its folder; leave out --{name}.")
         return resume_run(Path(resume), given, allow_changes=allow_changes, quiet=quiet)
     return start_run(given, recipe=recipe, config=os.fspath(config), out=os.fspath(out), quiet=quiet)
 

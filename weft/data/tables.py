@@ -96,6 +96,8 @@ def _columns(path: Path, header: list[str], group: str) -> dict[str, int]:
     for role, usual in COLUMNS.items():
         if position := [plain.index(name) for name in usual if name in plain]:
             found[role] = position[0]
+            if plain.count(plain[position[0]]) > 1:
+                raise WeftError(f"{path} has two columns called {header[position[0]]!r}; leave one of them.")
     lower = [name.casefold() for name in header]
     if group.casefold() in lower:
         found["group"] = lower.index(group.casefold())

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +29,7 @@ from weft.engine.optim import learning_rate
 from weft.engine.parts import Parts, is_finite, is_out_of_memory, made_up, step_seed, too_many_bad
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
-from weft.files import write_atomic
+from weft.files import write_tensors
 from weft.models.folder import write_model
 from weft.tasks.classify import EVAL_BATCH, Meter, count_hits
 
@@ -144,7 +143,12 @@ class Trainer:
             pin=self.device.type == "cuda",
         )
         with contextlib.closing(batches):
-            yield from zip(steps, batches, strict=True)
+            try:
+                yield from zip(steps, batches, strict=True)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise WeftError("A batch does not fit into memory; choose a smaller --img-size or --batch.") from None
 
     def train_until(self, end: int, batches: Generator[tuple[int, Batch]]) -> None:
         self.model.train(not self.config.model.frozen_mode)
@@ -172,6 +176,13 @@ class Trainer:
             if self.in_lockstep:  # the others wait in the middle of their step
                 raise WeftError("Out of memory; give a smaller --run.micro_batch.") from None
             totals, no_memory = torch.zeros(2, device=self.device), True
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise WeftError(
+                "BatchNorm cannot train on one picture at a time whose maps end as one position; choose a larger"
+                " --batch and --run.micro_batch, or a larger --img-size."
+            ) from None
         if no_memory and self.world.size == 1:
             self.halve_micro_batch()  # and do the step again; several processes agree on that through the report
             return self.train_step(step, batch)
@@ -291,21 +302,22 @@ class Trainer:
                 raise WentWrong(pending, report)
             self.stopping |= report.stop > 0
             self.saving |= report.save > 0
-            self.count_unread(pending.batch, report)
+            if report.unread:
+                self.name_unread(pending.batch.bad)
             self.progress.epoch_loss += report.loss
             self.progress.epoch_steps += 1
             self.tell(pending, report)
 
-    def count_unread(self, batch: Batch, report: Report) -> None:
-        """Stops the run when too many files turn out to be unreadable, in all processes together."""
-        if not report.unread:
-            return
-        names = self.parts.source.names
-        for bad in self.world.gather({names[index]: why for index, why in batch.bad}):
-            self.progress.bad |= bad
-        limit = self.config.data.bad_files * len(self.parts.split.train)
-        if len(self.progress.bad) > limit:
-            self.world.fail(too_many_bad(self.progress.bad, len(self.parts.split.train), self.config.data.bad_files))
+    def name_unread(self, bad: list[tuple[int, str]]) -> None:
+        """Names files that turn out to be unreadable; stops when they are too many, in all processes together."""
+        names, known = self.parts.source.names, self.progress.bad
+        for found in self.world.gather({names[index]: why for index, why in bad}):
+            for name in (name for name in found if name not in known):
+                known[name] = found[name]
+                self.event(f"{name!r} cannot be read and is left out: {found[name]}")
+        count, limit = len(self.parts.split.train) + len(self.parts.split.val), self.config.data.bad_files
+        if len(known) > limit * count:
+            self.world.fail(too_many_bad(known, count, limit))
 
     def tell(self, pending: Pending, report: Report) -> None:
         now = time.monotonic()
@@ -365,7 +377,7 @@ class Trainer:
         pictures = self.augmented(batch, self.seed(step)).cpu()
         tensors = {"pictures": pictures, "labels": batch.labels, "index": batch.index}
         names = {str(i): self.parts.source.names[i] for i in batch.index.tolist()}
-        write_atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, names))
+        write_tensors(path, tensors, names)
 
     # Validation -------------------------------------------------------------------------------------------------
 
@@ -411,10 +423,12 @@ class Trainer:
             rank=self.world.rank,
             world=self.world.size,
         )
+        bad: list[tuple[int, str]] = []
         rounds = math.ceil(math.ceil(len(self.parts.split.val) / self.world.size) / EVAL_BATCH)
         with contextlib.closing(batches):
             for batch in batches:
                 rounds -= 1
+                bad += batch.bad
                 if self.stop_wanted and self.world.size == 1:
                     raise Stopped  # the state was saved before validation began
                 x = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
@@ -424,6 +438,7 @@ class Trainer:
         if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
             model(self.parts.preprocessing.normalise(made_up(self.parts, 1).pictures.to(self.device)))
         meter.reduce()
+        self.name_unread(bad)
         return meter.result()
 
     def stop_early(self, epoch: int) -> None:
@@ -476,6 +491,7 @@ class Trainer:
         """Nothing that was reported so far counts: it was a trial, or has been undone."""
         self.pending.clear()
         self.recent.clear()
+        self.progress.bad.clear()
         self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
 
     def augmented_batch(self) -> Tensor:

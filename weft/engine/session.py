@@ -35,7 +35,7 @@ from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer
 from weft.engine.parts import Parts, too_many_bad
 from weft.engine.recipes import find_recipe
-from weft.engine.state import STATE, Progress, job_name, last_user, locked, read_header
+from weft.engine.state import FULL, STATE, Progress, job_name, last_user, locked, not_saved, only_locked, read_header
 from weft.errors import WeftError, check_writable
 from weft.files import write_text
 from weft.predict import evaluate, load
@@ -70,7 +70,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
                     "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
                 )
             check_settings(first)
-            check_out(out, world, restarted)
+            check_out(out, first, world, restarted)
             if first.model.name != "auto":
                 check_name(first.model.name)
         world = world.take_device(first.run.device)
@@ -103,12 +103,17 @@ def absolute_paths(config: Config) -> dict[str, str]:
     return {key: str(Path(path).absolute()) for key, path in named.items() if path and Path(path).exists()}
 
 
-def check_out(out: str, world: World, restarted: bool) -> None:
-    """Raises unless the run can have its folder."""
-    if out and (Path(out) / STATE).exists():
+def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
+    """Raises unless the run can have its folder: not among the pictures, and over nothing that exists."""
+    folder = Path(out or "runs")
+    for source in filter(None, (config.data.source, config.data.val)):
+        pictures = Path(source).expanduser()
+        if pictures.is_dir() and folder.resolve().is_relative_to(pictures.resolve()):
+            raise WeftError(f"{folder} lies inside the data, {source}; choose a place outside of it with --out.")
+    if out and (folder / STATE).exists():
         raise WeftError(f"{out} holds a run; go on with it: weft train --resume {out}; or choose another --out.")
-    if out and not restarted and world.is_main:
-        check_writable(Path(out))
+    if out and not restarted and world.is_main and not only_locked(folder):
+        check_writable(folder)
     if not out and world.size > 1:
         raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
 
@@ -215,12 +220,23 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
 @contextlib.contextmanager
 def locked_by_main(world: World, folder: Path) -> Iterator[None]:
     """The main process holds the folder's lock, for all."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, told_when_full(folder):
         world.on_main(lambda: stack.enter_context(locked(folder)))
         with world.together():
             if not folder.is_dir():
                 raise WeftError(f"{socket.gethostname()} does not see {folder}: choose a place all machines share.")
         yield
+
+
+@contextlib.contextmanager
+def told_when_full(folder: Path) -> Iterator[None]:
+    """Whichever file of a run it is that finds the disk full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise not_saved(folder, error) from error
 
 
 # Both -----------------------------------------------------------------------------------------------------------

@@ -28,11 +28,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from weft.engine.optim import Ema
 from weft.errors import WeftError
-from weft.files import write_atomic
+from weft.files import write_tensors
 
 STATE = Path("state") / "last.safetensors"
 LOCK = Path("state") / "lock"
 FORMAT = 1
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
 
 
 @dataclass
@@ -87,20 +88,15 @@ def write_state(run: Path, tensors: dict[str, Tensor], progress: Progress, facts
     header = {"format": FORMAT, "progress": asdict(progress), "versions": versions(), **facts}
     metadata = {"weft": json.dumps(header)}
     try:
-        write_atomic(run / STATE, lambda path: safetensors.torch.save_file(tensors, path, metadata))
+        write_tensors(run / STATE, tensors, metadata)
     except OSError as error:
-        raise _not_saved(run, error) from error
-    except safetensors.SafetensorError as error:  # how its writer reports a full disk
-        raise _not_saved(run, error) from error
+        raise not_saved(run, error) from error
 
 
-def _not_saved(run: Path, error: Exception) -> WeftError:
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or "os error 28" in str(error)
-    what = "the disk is full" if full else str(error)
-    return WeftError(
-        f"The state of {run} could not be saved: {what}. The last saved state is intact;"
-        f" make room, then: weft train --resume {run}"
-    )
+def not_saved(run: Path, error: OSError) -> WeftError:
+    what = "the disk is full" if error.errno in FULL else str(error)
+    then = f" The last saved state is intact; make room, then: weft train --resume {run}"
+    return WeftError(f"{run} could not be saved: {what}.{then if (run / STATE).exists() else ''}")
 
 
 def read_header(run: Path) -> dict[str, Any]:
@@ -216,6 +212,14 @@ def last_user(run: Path) -> str:
         return (run / LOCK).read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+def only_locked(run: Path) -> bool:
+    """Whether a run failed here before it had anything to save: then the next try may have the folder."""
+    return all(
+        place.is_dir() and [p.name for p in place.iterdir()] == [name]
+        for place, name in ((run, LOCK.parent.name), (run / LOCK.parent, LOCK.name))
+    )
 
 
 def job_name() -> str:

@@ -7,6 +7,7 @@ import argparse
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def load_weights(source: str | os.PathLike[str]) -> StateDict:
 
 def _load_pickle(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT-style trainers store their options
+        # DeiT-style trainers store their options
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import timm
 from torch import Tensor, nn
 
 from weft import __version__
 from weft.errors import WeftError, check_writable
-from weft.files import write_atomic
+from weft.files import write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 from weft.models.convert import load_weights
@@ -73,7 +72,8 @@ def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise WeftError(f"{folder} does not exist; give a run or model folder.")
+        why = "is a file" if folder.exists() else "does not exist"
+        raise WeftError(f"{folder} {why}; give a run or model folder.")
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing:
         raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
@@ -150,7 +150,7 @@ def _write(
     if classes:
         entries = {"label_names": list(classes), **entries}
     tensors = {key: value.contiguous() for key, value in weights.items()}
-    write_atomic(folder / "model.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+    write_tensors(folder / "model.safetensors", tensors)
     write_atomic(
         folder / "config.json",
         lambda path: save_config_for_hf(shell, path, entries, arguments),  # type: ignore[arg-type]  it wants a Path
