@@ -86,8 +86,6 @@ def start_or_resume(pictures: Path, run: Path, settings: dict[str, Any]) -> None
     if (run / STATE).exists():
         weft.train(resume=run, quiet=True)
         return
-    for file in sorted(run.rglob("*"), reverse=True):  # killed before there was a state
-        file.rmdir() if file.is_dir() else file.unlink()
     tiny_run(pictures, run, **settings)
 
 

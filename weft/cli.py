@@ -140,7 +140,7 @@ def demo(*, out: str = "", quiet: Annotated[bool, Flag] = False) -> None:
     if not quiet and not run.stopped:
         print(
             "\nA classifier of clothes, trained on 6,000 pictures of 28 x 28 pixels, is right on"
-            f" {run.metrics['top1']:.1%} of 1,000 new ones.\n"
+            f" {run.metrics['top1']:.1%} of 1,000 others.\n"
             f"Look at {run.folder / 'report.html'}; then try it on your own pictures:\n"
             f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} some.jpg"
         )
@@ -180,7 +180,6 @@ def evaluate(
     predictor = using.load(run, device)
     source, indices, what = using.find_pictures(run, data, split)
     with _progress("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
-        workers = _workers(len(indices)) if workers < 0 else workers
         evaluation = using.evaluate(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
     if as_json:
@@ -233,7 +232,6 @@ def predict(
     from weft.analysis.show import as_csv, prediction_lines
 
     predictor = using.load(run, device)
-    workers = _workers(len(pictures)) if workers < 0 else workers
     with _progress("pictures looked at", quiet=False) as progress:
         found = predictor.predict(
             list(pictures), top, batch=batch or using.EVAL_BATCH, workers=workers, progress=progress
@@ -242,15 +240,13 @@ def predict(
         _write_out(as_json, json.dumps([asdict(prediction) for prediction in found], indent=2) + "\n")
     if csv:
         _write_out(csv, as_csv(found, min(top, len(predictor.classes))))
-    if "-" not in (csv, as_json):
+    if not csv and not as_json:
         print("\n".join(prediction_lines(found)))
+    elif "-" not in (csv, as_json):
+        unread = sum(bool(prediction.error) for prediction in found)
+        print(f"Wrote {' and '.join(filter(None, (csv, as_json)))}: {len(found)} pictures, {unread} unreadable.")
     if all(prediction.error for prediction in found):
         sys.exit(2)
-
-
-def _workers(pictures: int) -> int:
-    """Reading in other processes pays from a few hundred pictures on."""
-    return min(8, (os.cpu_count() or 1) // 2) if pictures > 500 else 0
 
 
 def _check_out(**files: str) -> None:

@@ -127,7 +127,7 @@ class LossConfig:
 @dataclass(frozen=True)
 class RunConfig:
     epochs: int = key(100, "passes over the training pictures", least=1)
-    minutes: float = key(0.0, "time budget: as many epochs as fit, schedule included; 0: none", least=0)
+    minutes: float = key(0.0, "time budget: as many epochs as fit, the schedule stretched to them; 0: none", least=0)
     batch: int = key(0, "pictures per optimiser step over all processes; 0: chosen from the data", least=0)
     micro_batch: int = key(
         0, "pictures at once on one device; 0: as memory allows. The batch stays what it is", least=0

@@ -28,6 +28,7 @@ from weft.errors import WeftError, check_choice, check_positive
 from weft.models.folder import open_model
 from weft.tasks.classify import EVAL_BATCH
 
+MANY = 500
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
@@ -68,7 +69,7 @@ class Predictor:
         top: int = 5,
         *,
         batch: int = EVAL_BATCH,
-        workers: int = 0,
+        workers: int = -1,
         progress: Progress | None = None,
     ) -> list[Prediction]:
         """What the model sees in pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow
@@ -95,6 +96,8 @@ class Predictor:
         """Batches and their (B, classes) logits, on the host."""
         count = 0
         pin = self.device.type == "cuda"
+        if workers < 0:  # reading in other processes pays from a few hundred pictures on
+            workers = min(8, (os.cpu_count() or 1) // 2) if len(indices) > MANY else 0
         for read in eval_batches(source, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
             empty = torch.zeros(0, len(self.classes))  # not all models take a batch of no pictures
             yield read, self.logits(read.pictures).cpu() if len(read.pictures) else empty
@@ -109,7 +112,7 @@ def evaluate(
     indices: np.ndarray,
     *,
     batch: int = EVAL_BATCH,
-    workers: int = 0,
+    workers: int = -1,
     progress: Progress | None = None,
 ) -> Evaluation:
     """What `predictor` says about the pictures at `indices`, next to their labels, which are matched by class name.

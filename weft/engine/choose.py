@@ -26,6 +26,7 @@ from weft.errors import WeftError
 SMALL = 64  # pictures up to this side are taken as they are
 FEW = 20_000  # training pictures up to which the small-data recipe is chosen
 NANO_SIZE = 96  # of large pictures for the nano models
+READERS = 8  # from so many on, augmentation by the readers was the faster one on an H200 with 16 cores
 MEASURED = 500  # pictures for mean and standard deviation
 
 
@@ -38,7 +39,10 @@ def choose_recipe(config: Config, pictures: int) -> str:
 def fill(
     config: Config, given: Collection[str], report: DataReport, pictures: int, device: torch.device
 ) -> tuple[Config, list[str]]:
-    """The configuration with nothing left open, and a line for each choice. `pictures`: how many train."""
+    """The configuration with what depends on the data filled in, and a line for each choice.
+
+    `pictures`: how many train. Device and precision stay open: another machine has others.
+    """
     if not report.width:
         raise WeftError(f"None of the pictures of {config.data.source} can be read.")
     width, height = round(report.width["median"]), round(report.height["median"])
@@ -63,7 +67,8 @@ def fill(
     if not data.channels:
         data = replace(data, channels=report.channels)
     if augment.on_device == "auto":
-        on_device = device.type == "cuda" and fits(augment.policy, data.channels, report.depth)
+        few_readers = (data.workers if data.workers >= 0 else _workers(device)) < READERS
+        on_device = device.type == "cuda" and few_readers and fits(augment.policy, data.channels, report.depth)
         augment = replace(augment, on_device="yes" if on_device else "no")
     if not run.batch:
         run = replace(run, batch=_batch(pictures, device))

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from weft.engine.loop import Trainer
+from weft.engine.loop import Trainer, WentWrong
 from weft.engine.parts import is_out_of_memory, made_up
 from weft.engine.state import load_tensors, snapshot
 from weft.tasks.classify import EVAL_BATCH
@@ -57,32 +57,41 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
     return torch.cuda.max_memory_reserved(trainer.device) <= limit
 
 
-def fit_into_time(trainer: Trainer) -> float:
+def fit_into_time(trainer: Trainer) -> None:
     """Sets the run's length to what its minutes allow, from the speed of a few steps that are undone afterwards.
 
-    Returns the number of epochs, which is a fraction where not even one fits.
+    The schedule is stretched or shrunk with it, and ends with the run.
     """
+    planned, steps_per_epoch = trainer.progress.total_steps, trainer.parts.plan.steps_per_epoch
     before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
-    steps_per_epoch = trainer.parts.plan.steps_per_epoch
+    step_time, validation = _time_steps(trainer), _time_validation(trainer)
+    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
+    trainer.forget()
+    left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
+    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation))
+    epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)  # less than one where none fits
+    trainer.progress.total_steps = max(1, round(epochs * steps_per_epoch))
+    trainer.progress.stretch = trainer.progress.total_steps / planned
+    trainer.screen.say(f"{epochs:.3g} epochs fit into {trainer.config.run.minutes:g} minutes")
+
+
+def _time_steps(trainer: Trainer) -> float:
+    """Seconds of a step, with the wait for the readers: the median, since the first ones are slow."""
     start = last = time.monotonic()
     times = []
     with contextlib.closing(trainer.batches()) as batches:
         for step, batch in batches:
             trainer.train_step(step, batch)
-            trainer.read_reports()
-            times.append(time.monotonic() - last)  # with the wait for the readers
+            with contextlib.suppress(WentWrong):  # the run itself will meet that step again, and answer it
+                trainer.read_reports()
+            times.append(time.monotonic() - last)
             last += times[-1]
             if trainer.world.share(last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes)):
                 break
+    return statistics.median(times)
+
+
+def _time_validation(trainer: Trainer) -> float:
     begin = time.monotonic()
     trainer.evaluate()
-    validation = time.monotonic() - begin
-    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
-    trainer.forget()
-    step_time = statistics.median(times)  # the first ones are slow: memory, kernels, readers
-    left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
-    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation))
-    epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)
-    trainer.progress.total_steps = max(1, round(epochs * steps_per_epoch))
-    trainer.screen.say(f"{epochs:.3g} epochs fit into {trainer.config.run.minutes:g} minutes")
-    return epochs
+    return time.monotonic() - begin

@@ -22,11 +22,14 @@ class MetricsFile:
     """metrics.jsonl: one JSON object per line. Rows a resumed run will write again are cut off first."""
 
     def __init__(self, run: Path, progress: RunProgress):
-        path = run / METRICS
-        if path.exists():
-            rows = [row for row in read_rows(path) if _is_before(row, progress)]
-            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115  open as long as the run
+        self.path = run / METRICS
+        self.cut(progress)
+
+    def cut(self, progress: RunProgress) -> None:
+        """Leaves what was reported until `progress`; what comes after it will come again."""
+        rows = read_rows(self.path) if self.path.exists() else []
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows if _is_before(row, progress)))
+        self._file: TextIO = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  open as long as the run
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n")

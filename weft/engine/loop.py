@@ -25,7 +25,7 @@ from weft.data.mix import BatchAugmentation
 from weft.data.transforms import Augmentation
 from weft.engine.device import World, reduce_step, running_statistics
 from weft.engine.log import Screen
-from weft.engine.optim import learning_rate
+from weft.engine.optim import learning_rate, stretched
 from weft.engine.parts import Parts, is_finite, is_out_of_memory, made_up, step_seed, too_many_bad
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
@@ -103,6 +103,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.progress, self.screen = progress, screen
         self.log: Callable[[dict[str, Any]], None] = lambda row: None
+        self.rewind: Callable[[], None] = lambda: None  # the log, to `progress`
         self.pending: deque[Pending] = deque()
         self.recent: deque[tuple[float, Report]] = deque(maxlen=RECENT)
         self.stop_wanted = False  # set by a signal
@@ -188,14 +189,16 @@ class Trainer:
             return self.train_step(step, batch)
         wants_save = self.world.is_main and time.monotonic() - self.saved_at > 60 * self.config.run.save_minutes
         facts = [len(batch.pictures), len(batch.bad), no_memory, self.stop_wanted, wants_save]
-        report = torch.cat([totals, torch.tensor(facts, dtype=torch.float32, device=self.device)])
+        told = torch.tensor(facts, dtype=torch.float32, pin_memory=self.device.type == "cuda")
+        report = torch.cat([totals, told.to(self.device, non_blocking=True)])
         parameters = [] if self.config.run.fsdp else self.parameters  # sharded gradients are reduced on their way
         reduce_step(self.world, parameters, self.statistics, report)
         report = torch.cat([report, self.update().reshape(1)])
         self.remember(step, batch, lr, report)
 
     def set_learning_rate(self, step: int) -> float:
-        steps, optim = self.parts.plan.steps_per_epoch, self.config.optim
+        steps = self.parts.plan.steps_per_epoch
+        optim = stretched(self.config.optim, self.progress.stretch)
         epochs = self.progress.total_steps / steps - optim.cooldown_epochs
         lr = learning_rate(optim, self.config.run.batch, step / steps, epochs)
         for group in self.optimizer.param_groups:
@@ -470,6 +473,7 @@ class Trainer:
     def restore(self) -> None:
         self.world.wait()  # until the main process has written what is read now
         self.progress = restore(self.run, self.model, self.ema, self.optimizer)
+        self.rewind()
         if self.progress.scaler:
             self.scaler.load_state_dict(self.progress.scaler)
 

@@ -9,6 +9,7 @@ The learning rate is a function of the epoch, not an object with a state, so a r
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -78,6 +79,15 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
     return lr
 
 
+def stretched(config: OptimConfig, factor: float) -> OptimConfig:
+    """The same schedule for a run `factor` times as long."""
+    lengths = ("warmup_epochs", "cooldown_epochs", "step_epochs")
+    changed = {name: getattr(config, name) * factor for name in lengths}
+    if config.schedule == "exponential":  # a factor for each epoch
+        changed["gamma"] = config.gamma ** (1 / factor)
+    return replace(config, **changed)
+
+
 def scaled(config: OptimConfig, batch: int, rate: float) -> float:
     """`rate`, given for `lr_batch` pictures, for a batch of `batch`."""
     return rate * batch / config.lr_batch if config.lr_batch else rate
@@ -100,8 +110,9 @@ class Ema:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         torch._foreach_lerp_(list(self.module.parameters()), list(model.parameters()), 1 - self.decay)
-        for mine, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+        buffers = list(self.module.buffers())
+        if buffers:
+            torch._foreach_copy_(buffers, list(model.buffers()))
 
 
 # Freezing -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ written down and compares. Then both build the same parts, train, evaluate the k
 """
 
 import contextlib
+import itertools
 import json
 import shlex
 import signal
@@ -32,10 +33,20 @@ from weft.engine.device import World, convert_sync_bn, joined, pick_precision, s
 from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Stopped, Trainer
-from weft.engine.optim import Ema, freeze, make_optimizer
+from weft.engine.optim import Ema, freeze, make_optimizer, stretched
 from weft.engine.parts import Parts, too_many_bad
 from weft.engine.recipes import find_recipe
-from weft.engine.state import FULL, STATE, Progress, job_name, last_user, locked, not_saved, only_locked, read_header
+from weft.engine.state import (
+    FULL,
+    STATE,
+    Progress,
+    is_unfinished_start,
+    job_name,
+    last_user,
+    locked,
+    not_saved,
+    read_header,
+)
 from weft.errors import WeftError, check_writable
 from weft.files import write_text
 from weft.predict import evaluate, load
@@ -43,6 +54,11 @@ from weft.report import write_report
 from weft.tasks.classify import balance_weights, make_loss
 from weft.tasks.distill import Distillation
 from weft.training import Run
+
+MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
+    *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
+    *("run.compile", "run.tensorboard", "run.deterministic", "optim.", "data.workers", "data.bad_files", "data.leaks"),
+)
 
 
 @dataclass
@@ -63,6 +79,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
         with world.together():
             file = read_yaml(config) if config else {}
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
+            given = {**model_of_init(override(Config(), {**file, **given})), **given}
             settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
             first = stretch(override(Config(), settings), set(file) | set(given), recipe)
             if not first.data.source:
@@ -89,6 +106,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             say(line)
         folder = world.on_main(lambda: new_folder(out, full))
         with locked_by_main(world, folder):
+            world.on_main(lambda: check_out(out, full, world, restarted))  # again: nobody else can come in now
             preprocessing = world.on_main(
                 lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
             )
@@ -99,8 +117,27 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
 
 def absolute_paths(config: Config) -> dict[str, str]:
     """Data and initial weights by paths that still lead there when the run is resumed from another folder."""
-    named = {"data.source": config.data.source, "data.val": config.data.val, "model.init": config.model.init}
-    return {key: str(Path(path).absolute()) for key, path in named.items() if path and Path(path).exists()}
+    named = {"data.source": config.data.source, "data.val": config.data.val}
+    named |= {"model.init": config.model.init, "loss.teacher": config.loss.teacher}
+    return {key: absolute(path) for key, path in named.items() if path}
+
+
+def absolute(path: str) -> str:
+    """A path, a pattern of shards, or the root in NAME:ROOT; a mere name stays what it is."""
+    name, colon, root = path.rpartition(":") if not Path(path).exists() else ("", "", path)
+    leads_somewhere = Path(root).exists() or ("/" in root and Path(root).parent.exists())
+    return f"{name}{colon}{Path(root).absolute()}" if leads_somewhere else path
+
+
+def model_of_init(config: Config) -> dict[str, Any]:
+    """The model and arguments that a run to start from was trained with, where no model was asked for."""
+    file = Path(config.model.init) / "config.json"
+    if config.model.name != "auto" or not config.model.init or not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "global_pool")
+    args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
+    return {"model.name": content["architecture"], "model.args": args}
 
 
 def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
@@ -112,7 +149,7 @@ def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
             raise WeftError(f"{folder} lies inside the data, {source}; choose a place outside of it with --out.")
     if out and (folder / STATE).exists():
         raise WeftError(f"{out} holds a run; go on with it: weft train --resume {out}; or choose another --out.")
-    if out and not restarted and world.is_main and not only_locked(folder):
+    if out and not restarted and world.is_main and not is_unfinished_start(folder):
         check_writable(folder)
     if not out and world.size > 1:
         raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
@@ -121,10 +158,15 @@ def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
 def new_folder(out: str, config: Config) -> Path:
     """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
     name = Path(config.data.source.replace(":", "-")).stem or "data"
-    free = (Path("runs") / f"{name}-{config.model.name}-{n}" for n in range(1, 1_000_000))
-    folder = Path(out) if out else next(folder for folder in free if not folder.exists())
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
+    for number in itertools.count(1):
+        folder = Path("runs") / f"{name}-{config.model.name}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("there is always one more number")
 
 
 def is_restarted(folder: Path) -> bool:
@@ -137,13 +179,8 @@ def stretch(config: Config, given: set[str], recipe: str) -> Config:
     if not recipe or "run.epochs" not in given:
         return config
     planned = override(Config(), find_recipe(recipe)).run.epochs
-    return scale_epochs(config, config.run.epochs / planned, given)
-
-
-def scale_epochs(config: Config, factor: float, given: set[str] = frozenset()) -> Config:  # type: ignore[assignment]
-    lengths = ("warmup_epochs", "cooldown_epochs", "step_epochs")
-    changed = {name: getattr(config.optim, name) * factor for name in lengths if f"optim.{name}" not in given}
-    return replace(config, optim=replace(config.optim, **changed))
+    kept = {key.removeprefix("optim."): getattr(config.optim, key[6:]) for key in given if key.startswith("optim.")}
+    return replace(config, optim=replace(stretched(config.optim, config.run.epochs / planned), **kept))
 
 
 def open_sources(config: Config, world: World) -> Source:
@@ -195,7 +232,11 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
             header = read_header(folder)
             saved = override(Config(), read_yaml(folder / "config.yaml"))
             config = override(saved, given)
-            changes = [f"{key}: {value!r}" for key, value in given.items() if override(saved, {key: value}) != saved]
+            changed = [key for key, value in given.items() if override(saved, {key: value}) != saved]
+            changes = [f"{key}: {given[key]!r}" for key in changed]
+            fixed = [key for key in changed if not key.startswith(MAY_CHANGE)]
+            if fixed:
+                raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with --init {folder}.")
         source = open_sources(config, world)
         with world.together():
             if source.classes != header["classes"]:
@@ -212,8 +253,10 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
             preprocessing = Preprocessing.from_dict(header["preprocessing"])
         world = world.take_device(config.run.device)
         with locked_by_main(world, folder):
-            sitting = Sitting(folder, config, world, Data(source, split, report), preprocessing, quiet)
-            sitting.prepare_resumed(changed=config != saved, processes=header["processes"])
+            stored = replace(config, model=replace(config.model, init=""))  # the state has the weights
+            sitting = Sitting(folder, stored, world, Data(source, split, report), preprocessing, quiet)
+            sitting.config = sitting.trainer.config = config
+            sitting.prepare_resumed(changed, header)
             return sitting.train()
 
 
@@ -253,6 +296,7 @@ class Sitting:
         torch.manual_seed(config.run.seed)
         if config.run.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
+        self.command = command_line()
         self.trainer = self.build()
 
     def prepare_new(self) -> None:
@@ -260,8 +304,7 @@ class Sitting:
         trainer = self.trainer
         find_micro_batch(trainer)
         if self.config.run.minutes:
-            epochs = fit_into_time(trainer)
-            self.config = trainer.config = scale_epochs(self.config, epochs / self.config.run.epochs)
+            fit_into_time(trainer)
         trainer.parts.facts = self.facts()
         self.world.on_main(self.write_settings)
         trainer.save()
@@ -271,18 +314,22 @@ class Sitting:
         write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
         save_split(self.data.split, self.data.source, self.folder / "split.json")
 
-    def prepare_resumed(self, changed: bool, processes: int) -> None:
+    def prepare_resumed(self, changed: list[str], header: dict[str, Any]) -> None:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
         trainer, planned = self.trainer, self.trainer.progress.total_steps
         trainer.restore()
-        if changed:
+        if "run.epochs" in changed:
             trainer.progress.total_steps = planned
+        if "run.micro_batch" in changed:
+            trainer.progress.micro_batch = self.config.run.micro_batch
+        if changed:
             self.world.on_main(lambda: write_text(self.folder / "config.yaml", to_yaml(self.config)))
+        self.command = header["command"]
         trainer.parts.facts = self.facts()
-        if processes != self.world.size:
+        if header["processes"] != self.world.size:
             self.screen.say(
-                f"{self.world.size} processes instead of {processes}: the same pictures in each step, but other chances"
-                " in mixing and drop path, so the result is not that of an uninterrupted run to the last bit"
+                f"{self.world.size} processes instead of {header['processes']}: the same pictures in each step, but"
+                " other chances in mixing and drop path, so the result is not that of one run to the last bit"
             )
         self.screen.say(f"{self.folder}: on after step {trainer.progress.step:,} of {trainer.progress.total_steps:,}")
 
@@ -293,6 +340,7 @@ class Sitting:
             "preprocessing": self.preprocessing.to_dict(),
             "fingerprint": fingerprint(self.data.source),
             "processes": self.world.size,
+            "command": self.command,
         }
 
     def build(self) -> Trainer:
@@ -376,6 +424,7 @@ class Sitting:
         trainer = self.trainer
         metrics = MetricsFile(self.folder, trainer.progress) if self.world.is_main else None
         board = tensorboard(self.folder) if self.config.run.tensorboard and self.world.is_main else None
+        trainer.rewind = lambda: metrics.cut(trainer.progress) if metrics else None
         trainer.log = lambda row: [write(row) for write in (metrics and metrics.write, board) if write]  # type: ignore
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self.screen.say(f"{self.config.model.name}, {parameters / 1e6:.1f} M parameters -> {self.folder}")
@@ -415,7 +464,7 @@ class Sitting:
             preprocessing=self.preprocessing,
             augmented=self.trainer.augmented_batch(),
             data_report=data.report,
-            command=command_line(),
+            command=self.command,
         )
         metric, name = ("map", "mAP") if data.source.multilabel else ("top1", "top-1")
         self.screen.say(f"{name} {results[metric]:.2%} on {results['n']:,} pictures; report: {page}")

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class Progress:
     """How far a run is: all that changes besides tensors."""
 
     total_steps: int = 0  # where it ends
+    stretch: float = 1.0  # of the schedule, to what a time budget allows
     step: int = 0  # optimiser steps done
     validated: int = 0  # epochs whose validation is done
     best: float | None = None  # validation metric of the kept model
@@ -200,6 +202,7 @@ def locked(run: Path) -> Iterator[None]:
     (run / "state").mkdir(parents=True, exist_ok=True)
     with open(run / LOCK, "a+", encoding="utf-8") as file:
         _lock(file, run)
+        remove_leftovers(run)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}{job_name()}")
         file.flush()
@@ -214,12 +217,16 @@ def last_user(run: Path) -> str:
         return ""
 
 
-def only_locked(run: Path) -> bool:
-    """Whether a run failed here before it had anything to save: then the next try may have the folder."""
-    return all(
-        place.is_dir() and [p.name for p in place.iterdir()] == [name]
-        for place, name in ((run, LOCK.parent.name), (run / LOCK.parent, LOCK.name))
-    )
+def is_unfinished_start(run: Path) -> bool:
+    """Whether a run was ended here before it had a state: then the next try may have the folder."""
+    return (run / LOCK).is_file() and not (run / STATE).exists()
+
+
+def remove_leftovers(run: Path) -> None:
+    """What killed writers left, of this run whose lock we hold: half-written files never have their real names."""
+    for folder in (run, run / LOCK.parent):
+        for leftover in folder.glob(".saving-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def job_name() -> str:
