@@ -12,7 +12,7 @@ JOBS ?= auto
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (seven minutes of one core)
+demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (about four minutes on two cores)
 	$(BIN)/weft demo
 
 test: lint timm-tests ## lint, types and tests (more than eight minutes on two cores)
