@@ -256,6 +256,7 @@ def test_signal_stops_all_at_the_same_step(pictures, pair, tmp_path, prepare):
     assert differences(pair, run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_another_number_of_processes_goes_on(pictures, alone, tmp_path, count):
     run = tmp_path / "run"
@@ -274,6 +275,7 @@ def cannot_read(rank: int) -> None:
         _Reader._picture = picture
 
 
+@pytest.mark.slow
 def test_process_without_readable_pictures_takes_part(pictures, tmp_path):
     settings = dict(EVERYTHING_RANDOM, epochs=1, data__bad_files=1.0)
     assert train(pictures, tmp_path / "run", 2, cannot_read, **settings).codes == [0, 0]
@@ -314,7 +316,7 @@ def always_nan(rank: int) -> None:
         (dict(), cannot_read, "cannot be read"),
         (dict(), always_nan, "optim.lr"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_error_ends_all_and_is_said_once(pictures, tmp_path, settings, prepare, words):
     own = {"data": str(pictures), "out": tmp_path / "run", **TINY, **settings}
@@ -376,6 +378,7 @@ def test_sharded_run_is_the_same_run(pictures, tmp_path):
     assert all(torch.equal(kept[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [True, False])
 def test_state_does_not_know_whether_the_model_was_sharded(pictures, alone, tmp_path, fsdp):
     run = tmp_path / "run"
@@ -401,6 +404,7 @@ def compare_families(rank: int) -> None:
     sys.exit(0)
 
 
+@pytest.mark.slow
 def test_every_family_can_be_sharded(tmp_path):
     found = start([], 2, tmp_path, compare_families)
     assert found.codes == [0, 0], found.text
