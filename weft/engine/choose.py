@@ -127,7 +127,6 @@ def check_settings(config: Config) -> None:
         f"optim.warmup_epochs={config.optim.warmup_epochs:g} is longer than the run of {run.epochs} epochs": (
             config.optim.warmup_epochs > run.epochs
         ),
-        "optim.min_lr lies above optim.lr": config.optim.schedule == "cosine" and config.optim.min_lr > config.optim.lr,
         f"run.micro_batch={run.micro_batch} is larger than run.batch={run.batch}": (0 < run.batch < run.micro_batch),
     }
     for text, is_wrong in wrong.items():

@@ -218,8 +218,11 @@ def last_user(run: Path) -> str:
 
 
 def is_unfinished_start(run: Path) -> bool:
-    """Whether a run was ended here before it had a state: then the next try may have the folder."""
-    return (run / LOCK).is_file() and not (run / STATE).exists()
+    """Whether a run was ended here before it had a state, and nothing else lies here: then the next try may have it."""
+    if not (run / LOCK).is_file() or (run / STATE).exists():
+        return False
+    known = {LOCK.parent.name, "config.yaml", "data_report.json", "split.json"}
+    return all(entry.name in known or entry.name.startswith(".saving-") for entry in run.iterdir())
 
 
 def remove_leftovers(run: Path) -> None:
