@@ -137,7 +137,11 @@ def _unreadable(view: _View) -> Iterable[Problem]:
     if bad:
         part = len(bad) / (len(bad) + len(view.scan.read))
         too_many = part > view.config.bad_files
-        then = f"more than the {view.config.bad_files:.0%} of data.bad_files" if too_many else "left out of training"
+        then = (
+            f"more than {view.config.bad_files:.0%}; mend or remove them, or allow more with --data.bad_files"
+            if too_many
+            else "left out of training"
+        )
         text = f"{many(len(bad), 'file')} cannot be read ({part:.1%}): {then}."
         yield view.problem("error" if too_many else "warning", "unreadable", text, sorted(bad), lambda i: bad[i])
 

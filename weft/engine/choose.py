@@ -57,7 +57,12 @@ def fill(
         )
     if not augment.img_size:
         augment = replace(augment, img_size=_size(model.name, side))
-        why.append(f"img_size {augment.img_size}: the pictures are {width} x {height} in the median")
+        own = augment.img_size not in (width, height)
+        why.append(
+            f"img_size {augment.img_size}: "
+            + (f"for {model.name}; " if own else "")
+            + f"pictures of {width} x {height}"
+        )
     if _needs_small_stride(model.name, augment.img_size) and "stem_stride" not in model.args:
         model = replace(model, args={**model.args, "stem_stride": 1})
         why.append("stem_stride 1: so that small pictures keep a grid of positions")

@@ -34,7 +34,7 @@ from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer, stretched
-from weft.engine.parts import Parts, too_many_bad
+from weft.engine.parts import Parts
 from weft.engine.recipes import find_recipe
 from weft.engine.state import (
     FULL,
@@ -204,18 +204,16 @@ def open_data(config: Config, world: World, say: Any) -> Data:
     with world.together():
         if errors:
             raise WeftError(
-                f"{errors[0]} (`weft check {config.data.source}` shows " + ("the rest)." if errors[1:] else "it).")
+                f"{errors[0].rstrip('.')} (`weft check {config.data.source}` shows "
+                + ("the rest)." if errors[1:] else "it).")
             )
-        return Data(source, without(split, source, report.bad, config.data.bad_files), report)
+        return Data(source, without(split, source, report.bad), report)
 
 
-def without(split: Split, source: Source, bad: dict[str, str], limit: float) -> Split:
-    """The split without unreadable files, unless they are too many."""
+def without(split: Split, source: Source, bad: dict[str, str]) -> Split:
+    """The split without unreadable files, of which the check has found few enough."""
     if not bad:
         return split
-    count = sum(map(len, (split.train, split.val, split.test)))
-    if len(bad) > limit * count:
-        raise too_many_bad(bad, count, limit)
     left_out = np.array([name in bad for name in source.names])
     return replace(
         split, **{part: idx[~left_out[idx]] for part, idx in vars(split).items() if isinstance(idx, np.ndarray)}
