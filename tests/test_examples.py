@@ -38,7 +38,7 @@ def test_nuclei():
         assert picture[mask > 0].mean() > 2 * picture[mask == 0].mean()  # and they lie where it is bright
 
 
-@pytest.mark.parametrize("encoder", ["tu-cetnet_nano", "tu-cvt_nano"])
+@pytest.mark.parametrize("encoder", ["tu-cetnet_nano", pytest.param("tu-cvt_nano", marks=pytest.mark.slow)])
 def test_segmentation_learns(encoder):
     printed = run("segmentation_smp.py", "--encoder", encoder, "--epochs", "5", "--size", "64")
     first, *_, last = losses(printed)
@@ -53,7 +53,9 @@ def test_detection_learns():
     assert last < first
 
 
-@pytest.mark.parametrize("model", ["cetnet_nano", "vitae_nano", "vt_resnet_nano"])
+@pytest.mark.parametrize(
+    "model", ["cetnet_nano", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vitae_nano", "vt_resnet_nano"))]
+)
 def test_hub_roundtrip(tmp_path, model):
     folder = tmp_path / "hub model"
     printed = run("hub_roundtrip.py", "--model", model, "--out", str(folder))
