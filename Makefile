@@ -15,7 +15,7 @@ help: ## list the targets
 demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (about four minutes on two cores)
 	$(BIN)/weft demo
 
-test: lint timm-tests ## lint, types and tests (more than eight minutes on two cores)
+test: lint timm-tests ## lint, types and tests (about twelve minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers

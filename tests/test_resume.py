@@ -122,7 +122,7 @@ def test_same_seed_same_metrics_another_seed_others(pictures, whole, tmp_path):
 @pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.slow)])
 def test_kills_change_no_bit(pictures, tmp_path, kills):
     """SIGKILL at random moments of a run with a reader process: at the start, in steps, in validation, in saving."""
-    settings = dict(EVERYTHING_RANDOM, epochs=kills, run__save_minutes=0.0, data__workers=1)
+    settings = dict(EVERYTHING_RANDOM, epochs=3 * kills, run__save_minutes=0.0, data__workers=1)
     run, draw, reached = tmp_path / "run", random.Random(0), [0]
     run_to_end(pictures, tmp_path / "whole", settings)
     for kill in range(kills):
