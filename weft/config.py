@@ -33,12 +33,21 @@ def key(default: Any, help: str, **limits: float) -> Any:
 Balance = Literal["none", "sampler", "loss", "logit-adjust"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest", "random"]
 Optimizer = Literal["adamw", "sgd", "rmsprop"]
-Schedule = Literal["cosine", "step", "exponential", "constant"]
+Schedule = Literal["cosine", "poly", "step", "exponential", "constant"]
+Task = Literal["auto", "classify", "segment", "detect"]
+Head = Literal["auto", "linear", "fpn", "vt-fpn", "upernet", "faster-rcnn", "mask-rcnn"]
+LossKind = Literal["auto", "ce", "bce", "ohem", "focal", "dice", "ce+dice"]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: str = key("", "folder, CSV or TSV file, shards (*.tar), NAME:ROOT of a torchvision set, or demo:fashion")
+    source: str = key(
+        "", "folder, CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of a known set, or demo:fashion"
+    )
+    task: Task = key("auto", "auto: segment where there are masks, detect where there are boxes, else classify")
+    masks: str = key("", "segmentation: the folder of the masks, where it does not lie beside the pictures")
+    classes: str = key("", "segmentation: a file with the names, values or colours of the classes; docs/data.md")
+    ignore: list[int] = key([], "segmentation: mask values that count in neither loss nor metric, beside 255")
     val: str = key("", "a second source, for validation, where the first does not hold it")
     val_fraction: float = key(
         0.2, "part of the training pictures held out where the source has no validation split", above=0, below=1
@@ -58,6 +67,10 @@ class DataConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = key("auto", "a model of `weft models`, or any of timm's")
+    head: Head = key(
+        "auto", "what turns features into answers; auto: linear, fpn, mask-rcnn or faster-rcnn by the task"
+    )
+    head_args: dict[str, Any] = key({}, "arguments of the head, such as {channels: 128}; --model.head_args.KEY VALUE")
     args: dict[str, Any] = key({}, "arguments of the model, such as {ce_unit: dense}; --model.args.KEY VALUE")
     init: str = key("", "weights to start from: a run or model folder, a checkpoint file, or `pretrained`")
     drop_path: float | None = key(None, "stochastic depth; none: the model's default", least=0, below=1)
@@ -73,6 +86,17 @@ class AugmentConfig:
     pad: int = key(0, "pixels of margin before a `random` crop", least=0)
     scale: list[float] = key([0.08, 1.0], "area of the random resized crop, smallest and largest part")
     ratio: list[float] = key([0.75, 1.3333333333333333], "aspect ratio of the random resized crop")
+    rescale: list[float] = key([0.5, 2.0], "segmentation: the picture is resized by a factor between these, then cut")
+    class_limit: float = key(
+        0.75, "segmentation: cut again while one class fills more of the window; 1: off", above=0, most=1
+    )
+    photometric: float = key(
+        0.0, "segmentation, detection: strength of brightness, contrast, saturation and hue", least=0
+    )
+    short_sides: list[int] = key(
+        [], "detection: the short side is one of these, drawn for each picture; empty: img_size"
+    )
+    long_side: int = key(0, "detection: the long side is at most this; 0: 1.6667 times the short side", least=0)
     flip: float = key(0.5, "probability of a horizontal flip", least=0, most=1)
     vflip: float = key(0.0, "probability of a vertical flip", least=0, most=1)
     policy: str = key("", "timm's string, such as rand-m9-mstd0.5-inc1, original (AutoAugment), trivial; empty: none")
@@ -110,13 +134,20 @@ class OptimConfig:
     warmup_lr: float = key(1e-6, "learning rate at the start of the warm-up, scaled as lr is", least=0)
     min_lr: float = key(1e-5, "learning rate at the end of the cosine, scaled as lr is", least=0)
     cooldown_epochs: float = key(0.0, "epochs at min_lr after the cosine, on top of run.epochs", least=0)
+    power: float = key(
+        1.0, "of the poly schedule, which falls to min_lr as (1 - part of the run) to this power", above=0
+    )
     step_epochs: float = key(30.0, "epochs between two steps of the step schedule", above=0)
+    milestones: list[float] = key([], "epochs at which the step schedule steps instead, such as [8, 11]")
     gamma: float = key(0.1, "factor of each step, or of each epoch of the exponential schedule", above=0, most=1)
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    kind: Literal["auto", "ce", "bce"] = key("auto", "cross-entropy, or binary (multi-label data always take bce)")
+    kind: LossKind = key("auto", "ce, bce (several labels per picture); segmentation: ce, ohem, focal, dice, ce+dice")
+    focal_gamma: float = key(2.0, "how much easy pixels are played down by the focal loss", least=0)
+    ohem: float = key(0.25, "part of a picture's pixels, the hardest, that the ohem loss counts", above=0, most=1)
+    aux_weight: float = key(0.4, "segmentation: weight of the auxiliary head of UPerNet", least=0)
     smoothing: float = key(0.0, "label smoothing", least=0, below=1)
     teacher: str = key("", "distillation: a run folder, or a timm model with pretrained weights")
     distill: Literal["soft", "hard"] = key("soft", "learn the teacher's probabilities, or its decision")
@@ -148,6 +179,25 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class TestConfig:
+    """How a dense model is used, in validation, `weft eval` and `weft predict` alike."""
+
+    mode: Literal["auto", "whole", "slide"] = key(
+        "auto", "segmentation: the whole picture at once, or in windows; auto: whole"
+    )
+    window: int = key(0, "side of a window; 0: the size of training", least=0)
+    overlap: float = key(0.333, "part of a window that the next one covers again", least=0, below=1)
+    scales: list[float] = key([1.0], "sizes over which answers are averaged, as parts of the picture's")
+    flip: bool = key(False, "average with the answer to the mirrored picture")
+    short_side: int = key(
+        0, "pictures are resized to this short side; 0: segmentation keeps, detection as in training", least=0
+    )
+    score: float = key(0.05, "detection: answers below this are left out", least=0, below=1)
+    nms: float = key(0.5, "detection: of boxes that overlap more than this, the surest stays", above=0, most=1)
+    detections: int = key(100, "detection: answers per picture, at most", least=1)
+
+
+@dataclass(frozen=True)
 class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -155,6 +205,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    test: TestConfig = field(default_factory=TestConfig)
 
 
 def override(config: Config, values: Mapping[str, Any]) -> Config:
@@ -162,7 +213,7 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in _sections()}
     for dotted, value in values.items():
         section, name, *rest = [*dotted.split("."), ""] if "." not in dotted else dotted.split(".")
-        if (section, name) == ("model", "args") and len(rest) == 1:
+        if (section, name) in (("model", "args"), ("model", "head_args")) and len(rest) == 1:
             sections[section][name][rest[0]] = _plain(value)
             continue
         if rest or name not in sections.get(section, ()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Source:
     layout: str  # one sentence on what was found: "class folders under train/ and val/"
     classes: list[str]
     names: Names  # (N,), unique
-    labels: np.ndarray  # (N,) int64; or (N, classes) bool where `multilabel`
+    labels: np.ndarray  # (N,) int64; or (N, classes) bool where `multilabel`. Segment: zeros. Detect: what occurs
     reader: Callable[[int], Any]  # and `.sizes(positions)`: bytes in each file, or the pixels themselves
     splits: np.ndarray  # (N,) of "train", "val", "test", or "" where the layout does not say
     multilabel: bool = False
@@ -87,6 +87,10 @@ class Source:
     blocks: np.ndarray | None = None  # (N,) int: the shard a picture lies in; None: random access is cheap
     notes: list[str] = field(default_factory=list)
     valid: np.ndarray | None = None  # (N, classes) bool: every label that counts as right (ImageNet-ReaL)
+    task: Literal["classify", "segment", "detect"] = "classify"
+    targets: Any = (
+        None  # segment: position to (H, W) uint8 mask; detect: position to `Objects`. And `.sizes`, as reader
+    )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -94,6 +98,10 @@ class Source:
     def open(self, index: int) -> "Path | bytes | np.ndarray | Image":
         """The picture at a position: its file, encoded or decoded. Safe in worker processes."""
         return self.reader(index)
+
+    def target(self, index: int) -> Any:
+        """What is to be learned of a picture where that is no label: a mask or `Objects`. Safe in worker processes."""
+        return self.targets(index)
 
 
 class Files:
@@ -193,6 +201,8 @@ def fingerprint(source: Source) -> str:
     for part in (shape.encode("utf-8", "surrogatepass"), source.names.buffer, source.names.ends.tobytes(), sizes):
         digest.update(part)
     digest.update(np.ascontiguousarray(source.labels).tobytes())
+    if source.targets is not None:
+        digest.update(source.targets.sizes(range(0, len(source), step)))
     digest.update("".join(split[:2] or "-" for split in source.splits.tolist()).encode())
     return digest.hexdigest()
 
