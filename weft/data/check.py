@@ -54,8 +54,13 @@ def check(
         scan = read_headers(source, config.max_pixels, QUICK_SECONDS, progress)
     else:
         scan = read_all(source, config.max_pixels, progress)
-    view = _View(source, scan, _sides(source, split), config)
+    targets = look_at_targets(source, config, quick, progress)
+    for index, reason in targets.bad.items():
+        scan.bad.setdefault(index, reason)
+    scan.read = np.setdiff1d(scan.read, list(scan.bad))
+    view = _View(source, scan, _sides(source, split), config, targets.present)
     problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_classes(view), *_oddities(view)]
+    problems += targets.problems
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
