@@ -304,7 +304,7 @@ def _settle(
     if void:
         notes = [*notes, f"Ignored by name: {some(list(void))}."]
     unused = {*ignore, *void.values()} if colours else {*ignore, *void.values(), IGNORE}
-    numbers = {value: IGNORE for value in unused} | {value: i for i, value in enumerate(used.values())}
+    numbers = dict.fromkeys(unused, IGNORE) | {value: i for i, value in enumerate(used.values())}
     return Chosen(Coding.of(numbers, colours), list(used), words, notes)
 
 

@@ -73,7 +73,7 @@ def recognise(path: Path) -> bool:
     """Whether a folder holds pictures and masks side by side. Lists a few folders, opens nothing."""
     try:
         root, top, _ = _descend(path)
-        return bool(_places(root, top))
+        return bool(places_in(root, top))
     except (OSError, WeftError):
         return False
 
@@ -88,7 +88,7 @@ def open_masks(source: str, *, masks: str = "", classes: str = "", ignore: Seque
         root, notes, places = path, [], [Place("", _mask_folder(path, masks))]
     else:
         root, top, notes = _descend(path)
-        places = _places(root, top)
+        places = places_in(root, top)
     if not places:
         raise WeftError(
             f"{source} has no folder of pictures beside a folder of masks; expected images/ and masks/, the same under "
@@ -123,7 +123,7 @@ def make_source(
     )
 
 
-def _places(root: Path, top: Listing) -> list[Place]:
+def places_in(root: Path, top: Listing) -> list[Place]:
     """Folders of pictures with their masks: under `root` itself, or in each of its split folders."""
     if found := _beside(root, "", top):
         return found
@@ -224,18 +224,20 @@ def find_pairs(given: str, root: Path, places: Sequence[Place], notes: list[str]
 
 def match(pictures: Sequence[str], masks: Sequence[str], place: Place) -> tuple[list[tuple[str, str]], str]:
     """(picture, mask) by the rule on names that finds the most, and that rule in words, "" where names are the same."""
-    best: list[tuple[str, str]] = []
-    words = ""
     for in_folders in (True, False):  # first with the folders they lie in, then by name alone
+        known = {
+            pattern: {_key(p, place.pictures, in_folders, pattern) for p in pictures} for pattern in PICTURE_PATTERNS
+        }
+        sample = masks[:: len(masks) // 500 + 1]
+        best, most = ("*", "*"), 0
         for of_picture, of_mask in product(PICTURE_PATTERNS, MASK_PATTERNS):
-            found = _match(pictures, masks, place, in_folders, of_picture, of_mask)
-            if len(found) > len(best):
-                best, words = found, _rule(in_folders, of_picture, of_mask)
-            if len(best) == min(len(pictures), len(masks)):
-                return best, words
-        if best:
-            break
-    return best, words
+            keys = (_key(path, place.masks, in_folders, of_mask) for path in sample)
+            hits = sum(key is not None and key in known[of_picture] for key in keys)
+            if hits > most:
+                best, most = (of_picture, of_mask), hits
+        if found := _match(pictures, masks, place, in_folders, *best):
+            return found, _rule(in_folders, *best)
+    return [], ""
 
 
 def _match(
@@ -297,19 +299,17 @@ def _by_lists(root: Path, pairs: list[Pair], notes: list[str]) -> list[Pair]:
 
 
 def read_lists(folder: Path) -> dict[str, list[str]]:
-    """Split to stems: the files train.txt, val.txt and test.txt, a name or a path at the beginning of each line."""
-    lists = {}
-    for file in sorted(folder.glob("*.txt")) if folder.is_dir() else []:
-        if split := split_of(file.stem):
-            lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-            lists[split] = [_stem(line.split()[0]) for line in lines if line.split()]
-    return {split: lists[split] for split in ("train", "val", "test") if split in lists}
+    """Split to names: the files train.txt, val.txt and test.txt, by any of their usual names."""
+    files = sorted(folder.glob("*.txt")) if folder.is_dir() else []
+    lists = {split: read_list(file) for file in files if (split := split_of(file.stem))}
+    return {split: lists[split] for split in SPLITS if split in lists}
 
 
-def _stem(entry: str) -> str:
-    """Of a name in a list, with or without folders and ending; "2007.5" without ending stays whole."""
-    path = PurePosixPath(entry.replace("\\", "/"))
-    return path.stem if path.suffix.lower() in PICTURE_ENDINGS else path.name
+def read_list(file: Path) -> list[str]:
+    """Names without folders and endings, from a file that has a name or a path at the beginning of each line."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = [PurePosixPath(line.split()[0].replace("\\", "/")) for line in lines if line.strip()]
+    return [path.stem if path.suffix.lower() in PICTURE_ENDINGS else path.name for path in paths]
 
 
 class Renumbered:
