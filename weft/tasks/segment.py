@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.loader import Batch
+from weft.data.pairs import SegmentAugmentation
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 from weft.tasks.classify import mean_over
@@ -58,20 +59,15 @@ class Segment:
     ):
         self.config, self.classes, self.preprocessing = config, classes, preprocessing
         self.device, self.dtype, self.pixel_counts = device, dtype, pixel_counts
-        self.window = config.test.window or config.augment.img_size  # of test.mode=slide
+        side = config.augment.img_size
+        self.augmentation = SegmentAugmentation(config.augment, preprocessing, (side, side))
+        self.window = config.test.window or side  # of test.mode=slide
         if config.test.mode == "slide" and not self.window:
             raise WeftError("test.mode=slide needs the side of a window; set test.window.")
         if not config.test.scales or min(config.test.scales) <= 0:
             raise WeftError(f"test.scales={config.test.scales} must be positive numbers, such as [0.75, 1.0, 1.25].")
 
     # Training ---------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def augmentation(self) -> Any:
-        from weft.data.pairs import SegmentAugmentation
-
-        side = self.config.augment.img_size
-        return SegmentAugmentation(self.config.augment, self.preprocessing, (side, side))
 
     @cached_property
     def pixel_loss(self) -> PixelLoss:
@@ -82,8 +78,12 @@ class Segment:
             balance=self.config.data.balance,
         )
 
+    def augmented(self, batch: Batch, seed: int) -> Tensor:
+        """(B, C, h, w) pictures on the device: the readers have done all there is to do."""
+        return to_device(batch.pictures, self.device)
+
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
-        """(B, C, h, w) normalised pictures and (B, h, w) masks, on the device. Nothing is drawn here."""
+        """(B, C, h, w) normalised pictures and (B, h, w) masks, on the device."""
         return self._input(batch.pictures), to_device(batch.labels, self.device)
 
     def loss(self, forward: Callable[..., Any], x: Tensor, y: Tensor, denominator: float) -> tuple[Tensor, Tensor]:
