@@ -1,0 +1,149 @@
+"""Using a model that segments or detects: pictures of any size in, masks or objects at that size out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.data.loader import Batch, eval_batches
+from weft.data.transforms import Preprocessing
+from weft.errors import check_positive
+from weft.pictures import Found, Progress, reading_workers
+from weft.tasks.task import Task
+
+CHUNK = 2**26  # numbers that exist at once while answers are brought to a picture's size
+SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
+
+
+@dataclass(frozen=True)
+class MaskPrediction:
+    name: str
+    mask: np.ndarray | None  # (H, W) uint8, positions in the predictor's classes
+    error: str = ""  # why there is none
+
+
+@dataclass(frozen=True)
+class ObjectPrediction:
+    """The n objects of a picture, the surest first."""
+
+    name: str
+    boxes: np.ndarray  # (n, 4) float32: left, top, right, bottom in pixels
+    labels: np.ndarray  # (n,) int64, positions in the predictor's classes
+    scores: np.ndarray  # (n,) float32, from 0 to 1
+    masks: np.ndarray | None = None  # (n, H, W) bool, where the model was trained on shapes
+    error: str = ""  # why there are none
+
+    def above(self, score: float) -> "ObjectPrediction":
+        keep = self.scores >= score
+        masks = None if self.masks is None else self.masks[keep]
+        return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], masks=masks)
+
+
+class DensePredictor:
+    """A model that segments or detects, with all that is needed to use it."""
+
+    def __init__(self, model: nn.Module, task: Task, preprocessing: Preprocessing, device: torch.device):
+        self.model = model.to(device).eval()
+        self.task, self.classes, self.preprocessing, self.device = task, task.classes, preprocessing, device
+
+    def predict(
+        self,
+        pictures: Any,
+        *,
+        score: float = SCORE,
+        batch: int = 0,
+        workers: int = -1,
+        progress: Progress | None = None,
+    ) -> list[Any]:
+        """A `MaskPrediction` or an `ObjectPrediction` for each picture, at the picture's own size.
+
+        Pictures are a file, a folder with all below it, a pattern such as "*.jpg", a Pillow image, an (H, W) or
+        (H, W, C) array, or a list of these. One that cannot be read has an `error`; the others are not touched by
+        that. `score`: objects that the model is less sure of are left out.
+        """
+        return list(self.stream(Found(pictures, self.task.name), score, batch, workers, progress))
+
+    @torch.no_grad()
+    def stream(
+        self, found: Found, score: float = SCORE, batch: int = 0, workers: int = -1, progress: Progress | None = None
+    ) -> Iterator[Any]:
+        """The predictions one after the other, so that the masks of thousands need not be kept."""
+        batch = batch or self.task.eval_batch
+        check_positive(batch=batch)
+        done, indices = 0, np.arange(len(found.names))
+        workers, pin = reading_workers(workers, len(indices)), self.device.type == "cuda"
+        for read in eval_batches(found, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
+            rows = {index: self._nothing(found.names[index], why) for index, why in read.bad}
+            rows |= dict(self._answered(found, read, score))
+            for index in sorted(rows):
+                yield rows[index]
+            done += len(rows)
+            if progress:
+                progress(done, len(indices))
+
+    def _answered(self, found: Found, read: Batch, score: float) -> Iterator[tuple[int, Any]]:
+        answers = self._answers(read.pictures) if len(read.pictures) else []
+        for index, answer, picture, size in zip(read.index.tolist(), answers, read.pictures, read.sizes, strict=True):
+            name = found.names[index]
+            if isinstance(answer, str):
+                yield index, self._nothing(name, answer)
+            elif self.task.name == "segment":
+                yield index, MaskPrediction(name, class_map(answer, size).cpu().numpy())
+            else:
+                yield index, ObjectPrediction(name, *objects_at(answer, picture.shape[-2:], size, score))
+
+    def _answers(self, pictures: Any) -> list[Any]:
+        """What the task infers of each picture, or one line on why it cannot."""
+        from weft.engine.parts import is_out_of_memory
+
+        try:
+            return list(self.task.infer(self.model, pictures))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        if len(pictures) == 1:
+            return ["too large for the memory of this device; shrink it, or try --device cpu"]
+        return [self._answers(pictures[i : i + 1])[0] for i in range(len(pictures))]
+
+    def _nothing(self, name: str, why: str) -> MaskPrediction | ObjectPrediction:
+        if self.task.name == "segment":
+            return MaskPrediction(name, None, why)
+        return ObjectPrediction(name, np.zeros((0, 4), "f4"), np.zeros(0, "i8"), np.zeros(0, "f4"), None, why)
+
+
+def class_map(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """(K, h, w) scores to (H, W) uint8: the likeliest class after resizing, a few classes at a time."""
+    at_once = max(1, CHUNK // (size[0] * size[1]))
+    best, which = None, torch.zeros(size, dtype=torch.uint8, device=scores.device)
+    for start in range(0, len(scores), at_once):
+        part = scores[None, start : start + at_once].float()
+        if part.shape[-2:] != tuple(size):
+            part = F.interpolate(part, tuple(size), mode="bilinear", align_corners=False)
+        value, index = part[0].max(dim=0)
+        higher = torch.ones_like(which, dtype=torch.bool) if best is None else value > best
+        which = torch.where(higher, (index + start).to(torch.uint8), which)
+        best = value if best is None else torch.maximum(best, value)
+    return which
+
+
+def objects_at(
+    answer: dict[str, Tensor], seen: tuple[int, int], size: tuple[int, int], score: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Boxes, labels, scores and masks of a picture that was `seen` smaller or larger than its `size`."""
+    keep = answer["scores"] >= score
+    order = answer["scores"][keep].argsort(descending=True, stable=True)
+    boxes, labels, scores = (answer[key][keep][order].cpu().numpy() for key in ("boxes", "labels", "scores"))
+    factors = np.array([size[1] / seen[1], size[0] / seen[0]] * 2, np.float32)
+    limits = np.array([size[1], size[0]] * 2, np.float32)
+    boxes = (boxes.astype(np.float32) * factors).clip(0, limits)
+    masks = None
+    if "masks" in answer:
+        masks = np.zeros((len(labels), *size), bool)
+        for i, mask in enumerate(answer["masks"][keep][order]):  # one at a time: a float takes four bytes
+            mask = F.interpolate(mask.reshape(1, 1, *seen).float(), tuple(size), mode="bilinear", align_corners=False)
+            masks[i] = (mask[0, 0] > 0.5).cpu().numpy()
+    return boxes, labels.astype(np.int64), scores.astype(np.float32), masks
