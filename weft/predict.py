@@ -4,6 +4,7 @@ Both read pictures through the loader, the preprocessing and the batches of trai
 """
 
 import importlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from weft.analysis.errors import Evaluation, nearest_valid
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.loader import Batch, eval_batches
-from weft.data.sources import Source, join, open_source, relabelled, some
+from weft.data.sources import Source, open_configured, relabelled, some
 from weft.data.split import load_split
 from weft.data.transforms import Preprocessing
 from weft.engine.device import pick_device, pick_precision
@@ -127,7 +128,7 @@ def evaluate(
         source = _renamed(source, predictor.classes)
         collect = importlib.import_module(DENSE[task]).collect
         workers = reading_workers(workers, len(indices))
-        return collect(predictor.task, predictor.model, source, indices, workers, progress)
+        return collect(predictor.task, predictor.model, source, indices, workers=workers, progress=progress)
     truth, valid = _truth(predictor, source, indices)
     row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
     logits, rows = [np.zeros((0, len(predictor.classes)), np.float32)], []
@@ -210,29 +211,42 @@ def load(
     entry = stored.get("weft", {})
     preprocessing = entry.get("preprocessing")
     preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
-    where, dtype, config = pick_device(device), torch.float32, Config()
+    where, dtype, config = pick_device(device), torch.float32, override(Config(), entry.get("settings", {}))
     if (folder / "config.yaml").is_file():
         config = override(config, read_yaml(folder / "config.yaml"))
         if not (config.run.precision == "fp16" and where.type == "cpu"):
             dtype = pick_precision(config.run, where)
         if config.run.channels_last:
             model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if entry.get("task", "classify") == "classify":
-        if settings:
-            raise WeftError(f"{folder} holds a classifier, which {', '.join(settings)} does not apply to.")
-        return Predictor(model, preprocessing, classes, bool(entry.get("multilabel", False)), where, dtype)
+    if entry.get("task", "classify") != "classify":
+        config = override(config, settings or {})
+        return _dense(model, config, entry, classes, preprocessing, where, dtype)
+    if settings:
+        raise WeftError(f"{folder} holds a classifier, to which {', '.join(settings)} does not apply.")
+    return Predictor(model, preprocessing, classes, bool(entry.get("multilabel", False)), where, dtype)
+
+
+def _dense(
+    model: Any,
+    config: Config,
+    entry: dict[str, Any],
+    classes: list[str],
+    preprocessing: Preprocessing,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DensePredictor:
+    """A segmenter or detector, used as `config.test` says."""
+    from weft.engine.choose import LONG_SIDE
     from weft.tasks.make import make_task
 
-    task = make_task(
-        entry["task"],
-        override(config, settings or {}),
-        classes=classes,
-        preprocessing=preprocessing,
-        device=where,
-        dtype=dtype,
-        has_shapes=entry.get("head") == "mask-rcnn",
-    )
-    return DensePredictor(model, task, preprocessing, where)
+    test, shapes = config.test, entry["head"] == "mask-rcnn"
+    if test.short_side:
+        preprocessing = replace(preprocessing, size=(test.short_side, round(LONG_SIDE * test.short_side)))
+    if entry["task"] == "detect":
+        heads = model.roi_heads  # torchvision's names
+        heads.score_thresh, heads.nms_thresh, heads.detections_per_img = test.score, test.nms, test.detections
+    common: dict[str, Any] = dict(classes=classes, preprocessing=preprocessing, device=device, dtype=dtype)
+    return DensePredictor(model, make_task(entry["task"], config, has_shapes=shapes, **common), preprocessing, device)
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:
@@ -271,12 +285,12 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     """
     if split:
         check_choice("split", split, SPLITS)
-    config = _data_config(Path(folder))
-    if data and not (config and _same_place(data, config.source)):
-        source, whose = open_source(data), ""
+    config, own = _data_config(Path(folder)), (Path(folder) / "split.json").is_file()
+    if data and not (own and _same_place(data, config.source)):
+        source, whose = open_configured(config, data), ""
         parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
         split = split or next((name for name in parts if len(parts[name])), "all")
-    elif config:
+    elif own:
         source, parts = _own_data(Path(folder), config)
         whose, split = ", by the run's own split", split or "val"
     else:
@@ -289,11 +303,12 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
 
 
-def _data_config(folder: Path) -> DataConfig | None:
-    """The data of a run; None for a model folder that is none."""
-    if not (folder / "config.yaml").is_file() or not (folder / "split.json").is_file():
-        return None
-    return override(Config(), read_yaml(folder / "config.yaml")).data
+def _data_config(folder: Path) -> DataConfig:
+    """What a run was trained on; of a model folder that is no run, nothing but its task."""
+    if (folder / "config.yaml").is_file():
+        return override(Config(), read_yaml(folder / "config.yaml")).data
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return DataConfig(task=stored.get("weft", {}).get("task", "auto"))
 
 
 def _same_place(data: str, other: str) -> bool:
@@ -301,8 +316,6 @@ def _same_place(data: str, other: str) -> bool:
 
 
 def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
-    source = open_source(config.source, group=config.group)
-    if config.val:
-        source = join(source, open_source(config.val))
+    source = open_configured(config)
     split = load_split(folder / "split.json", source)
     return source, {"val": split.val, "test": split.test}

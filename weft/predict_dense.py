@@ -1,12 +1,11 @@
 """Using a model that segments or detects: pictures of any size in, masks or objects at that size out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.data.loader import Batch, eval_batches
@@ -31,16 +30,27 @@ class ObjectPrediction:
     """The n objects of a picture, the surest first."""
 
     name: str
-    boxes: np.ndarray  # (n, 4) float32: left, top, right, bottom in pixels
-    labels: np.ndarray  # (n,) int64, positions in the predictor's classes
-    scores: np.ndarray  # (n,) float32, from 0 to 1
-    masks: np.ndarray | None = None  # (n, H, W) bool, where the model was trained on shapes
+    boxes: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.float32))  # left, top, right, bottom
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # positions in the predictor's classes
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))  # from 0 to 1
+    shapes: list[dict[str, Any]] | None = None  # n COCO run lengths, where the model was trained on shapes
+    size: tuple[int, int] = (0, 0)  # height and width of the picture
     error: str = ""  # why there are none
 
+    @property
+    def masks(self) -> np.ndarray | None:
+        """(n, H, W) bool, made anew each time, because they are large."""
+        from weft.data.shapes import draw
+
+        if self.shapes is None:
+            return None
+        return np.array([draw(shape, *self.size) for shape in self.shapes], bool).reshape(-1, *self.size)
+
     def above(self, score: float) -> "ObjectPrediction":
+        """Those that the model is at least so sure of."""
         keep = self.scores >= score
-        masks = None if self.masks is None else self.masks[keep]
-        return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], masks=masks)
+        shapes = self.shapes and [shape for shape, kept in zip(self.shapes, keep, strict=True) if kept]
+        return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], shapes=shapes)
 
 
 class DensePredictor:
@@ -94,7 +104,7 @@ class DensePredictor:
             elif self.task.name == "segment":
                 yield index, MaskPrediction(name, class_map(answer, size).cpu().numpy())
             else:
-                yield index, ObjectPrediction(name, *objects_at(answer, picture.shape[-2:], size, score))
+                yield index, _objects(name, answer, tuple(picture.shape[-2:]), size).above(score)
 
     def _answers(self, pictures: Any) -> list[Any]:
         """What the task infers of each picture, or one line on why it cannot."""
@@ -110,40 +120,27 @@ class DensePredictor:
         return [self._answers(pictures[i : i + 1])[0] for i in range(len(pictures))]
 
     def _nothing(self, name: str, why: str) -> MaskPrediction | ObjectPrediction:
-        if self.task.name == "segment":
-            return MaskPrediction(name, None, why)
-        return ObjectPrediction(name, np.zeros((0, 4), "f4"), np.zeros(0, "i8"), np.zeros(0, "f4"), None, why)
+        return MaskPrediction(name, None, why) if self.task.name == "segment" else ObjectPrediction(name, error=why)
 
 
 def class_map(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """(K, h, w) scores to (H, W) uint8: the likeliest class after resizing, a few classes at a time."""
+    from weft.tasks.pixel_losses import resized
+
     at_once = max(1, CHUNK // (size[0] * size[1]))
-    best, which = None, torch.zeros(size, dtype=torch.uint8, device=scores.device)
-    for start in range(0, len(scores), at_once):
-        part = scores[None, start : start + at_once].float()
-        if part.shape[-2:] != tuple(size):
-            part = F.interpolate(part, tuple(size), mode="bilinear", align_corners=False)
-        value, index = part[0].max(dim=0)
-        higher = torch.ones_like(which, dtype=torch.bool) if best is None else value > best
-        which = torch.where(higher, (index + start).to(torch.uint8), which)
-        best = value if best is None else torch.maximum(best, value)
+    best, which = resized(scores[None, :1].float(), size)[0, 0], scores.new_zeros(size, dtype=torch.uint8)
+    for start in range(1, len(scores), at_once):
+        value, index = resized(scores[None, start : start + at_once].float(), size)[0].max(dim=0)
+        which = torch.where(value > best, (index + start).to(torch.uint8), which)
+        best = torch.maximum(value, best)
     return which
 
 
-def objects_at(
-    answer: dict[str, Tensor], seen: tuple[int, int], size: tuple[int, int], score: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Boxes, labels, scores and masks of a picture that was `seen` smaller or larger than its `size`."""
-    keep = answer["scores"] >= score
-    order = answer["scores"][keep].argsort(descending=True, stable=True)
-    boxes, labels, scores = (answer[key][keep][order].cpu().numpy() for key in ("boxes", "labels", "scores"))
-    factors = np.array([size[1] / seen[1], size[0] / seen[0]] * 2, np.float32)
+def _objects(name: str, answer: dict[str, Tensor], shown: tuple[int, int], size: tuple[int, int]) -> ObjectPrediction:
+    """A detector's answer to a picture that it was `shown` smaller or larger than its `size`."""
+    from weft.tasks.coco import restore
+
+    found = restore(answer, shown, size)
+    shapes = found.masks if "masks" in answer else None
     limits = np.array([size[1], size[0]] * 2, np.float32)
-    boxes = (boxes.astype(np.float32) * factors).clip(0, limits)
-    masks = None
-    if "masks" in answer:
-        masks = np.zeros((len(labels), *size), bool)
-        for i, mask in enumerate(answer["masks"][keep][order]):  # one at a time: a float takes four bytes
-            mask = F.interpolate(mask.reshape(1, 1, *seen).float(), tuple(size), mode="bilinear", align_corners=False)
-            masks[i] = (mask[0, 0] > 0.5).cpu().numpy()
-    return boxes, labels.astype(np.int64), scores.astype(np.float32), masks
+    return ObjectPrediction(name, found.boxes.clip(0, limits), found.labels, found.scores, shapes, size)

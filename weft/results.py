@@ -51,10 +51,8 @@ class Writer:
         """predictions.json, when all pictures are done."""
         content: Any = self.rows
         if self.rows and "mask" in {key for row in self.rows for key in row}:
-            colours = ["#%02x%02x%02x" % tuple(colour) for colour in self.palette.tolist()]
-            legend = [
-                {"id": i, "name": n, "colour": c} for i, (n, c) in enumerate(zip(self.classes, colours, strict=True))
-            ]
+            pairs = zip(self.classes, self.palette, strict=True)
+            legend = [{"id": i, "name": n, "colour": f"#{c.tobytes().hex()}"} for i, (n, c) in enumerate(pairs)]
             content = {"classes": legend, "pictures": self.rows}
         write_text(self.folder / "predictions.json", json.dumps(content, indent=1) + "\n")
 
@@ -120,24 +118,7 @@ def coco_rows(prediction: ObjectPrediction, number: int, classes: Sequence[str])
         row = {"image_id": number, "file_name": prediction.name, "category_id": label + 1}
         row |= {"category_name": classes[label], "score": round(float(prediction.scores[i]), 5)}
         row["bbox"] = [left, top, round(right - left, 2), round(bottom - top, 2)]
-        if prediction.masks is not None:
-            row["segmentation"] = run_lengths(prediction.masks[i])
+        if prediction.shapes is not None:
+            row["segmentation"] = prediction.shapes[i]
         rows.append(row)
     return rows
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """A (H, W) bool mask as COCO packs it: lengths of runs down the columns, the first of zeros, as text."""
-    flat = np.concatenate([[False], mask.ravel(order="F"), [False]])
-    ends = np.flatnonzero(np.append(flat[1:-1] != flat[:-2], True))  # where a run of the other kind begins, and the end
-    counts = np.diff(ends, prepend=0).tolist() if mask.any() else [mask.size]
-    # each length as its difference to the one before the last, in groups of five bits, the lowest first
-    text = ""
-    for i, count in enumerate(counts):
-        value = count - (counts[i - 2] if i > 2 else 0)
-        more = True
-        while more:
-            group, value = value & 31, value >> 5
-            more = value != (-1 if group & 16 else 0)
-            text += chr(48 + (group | (32 if more else 0)))
-    return {"size": list(mask.shape), "counts": text}
