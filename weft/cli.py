@@ -117,7 +117,9 @@ def train(
     from weft.training import train as train_model
 
     short = dict(task=task, head=head)
-    short |= dict(model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size, batch=batch, lr=lr, val=val)
+    short |= dict(
+        model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size, batch=batch, lr=lr, val=val
+    )
     short |= dict(fraction=fraction, balance=balance, freeze=freeze, teacher=teacher, patience=patience, seed=seed)
     settings = {**short, "device": device, **dict(key.split("=", 1) for key in keys)}
     train_model(
