@@ -21,6 +21,8 @@ from weft.errors import WeftError, did_you_mean
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from weft.config import DataConfig
+
 PICTURE_ENDINGS = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".npy"),
@@ -103,6 +105,11 @@ class Source:
         """What is to be learned of a picture where that is no label: a mask or `Objects`. Safe in worker processes."""
         return self.targets(index)
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether objects have shapes, not only boxes."""
+        return self.task == "detect" and self.targets.has_shapes
+
 
 class Files:
     """Reads pictures that are files, by their paths relative to `root`."""
@@ -145,47 +152,68 @@ class Parts:
         one = ((self.readers[self.part[i]], int(self.position[i])) for i in positions)
         return b"".join(reader.sizes(range(position, position + 1)) for reader, position in one)
 
+    @property
+    def has_shapes(self) -> bool:  # where these are objects
+        return all(reader.has_shapes for reader in self.readers)
 
-def open_source(source: str, *, group: str = "") -> Source:
+
+def open_configured(config: "DataConfig", source: str = "") -> Source:
+    """The source that a run is configured for, with the pictures it validates on; or another one, read likewise."""
+    settings: Any = dict(task=config.task, masks=config.masks, classes=config.classes, ignore=config.ignore)
+    found = open_source(source or config.source, group="" if source else config.group, **settings)
+    if config.val and not source:
+        found = join(found, open_source(config.val, **{**settings, "task": found.task, "masks": ""}))
+    return found
+
+
+def open_source(
+    source: str, *, group: str = "", task: str = "auto", masks: str = "", classes: str = "", ignore: Sequence[int] = ()
+) -> Source:
     """Finds out what `source` is and reads its names and labels; WeftError says what is wrong with it, in one line.
 
-    `group`: a column of a table, or a regular expression on names, whose first bracket (or whole match) is the group.
+    Args:
+        source: a folder, a file or NAME:ROOT.
+        group: a column of a table, or a regular expression on names, whose first bracket (or whole match) is the group.
+        task: auto, classify, segment or detect; auto: what the layout is for.
+        masks: segment: a folder of masks that does not lie beside the pictures.
+        classes: segment: a file with the names, values or colours of the classes.
+        ignore: segment: mask values that do not count.
     """
-    found = _open(source, group)
+    found = _open_dense(source, task, masks, classes, ignore) or _open(source, group)
     if not len(found):
         raise WeftError(f"{source} has no pictures with labels.")
+    if task not in ("auto", found.task):
+        raise WeftError(f"{source} is {found.layout}, for which there is no data.task={task}.")
     if group and found.groups is None:
         _group_by_name(found, group)
     return found
 
 
-def _open(source: str, group: str) -> Source:
-    from weft.data import folders, named, shards, tables
+def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequence[int]) -> Source | None:
+    """Pictures with masks or boxes; None where `source` holds neither."""
+    from weft.data import boxes, mask_sets
+    from weft.data import masks as mask_folders
 
     path = Path(source).expanduser()
-    scheme, colon, rest = source.partition(":")
-    if not source:
-        raise WeftError("No data given; name a folder of pictures, a CSV file, shards, or demo:fashion.")
-    if not path.exists() and colon and len(scheme) > 1 and os.sep not in scheme:
-        if rest.startswith("//"):
-            raise WeftError(f"{source} is not on this machine; fetch it first and give the folder.")
-        return named.open_named(scheme, rest)
-    if not path.exists() and re.search(r"[*?{]", source):
-        return shards.open_shards(source)
-    if not path.exists():
-        raise WeftError(f"{source} does not exist.{_nearby(path)}")
-    if path.is_dir():
-        return shards.open_shards(source) if shards.holds_shards(path) else folders.open_folders(source)
-    kind = path.suffix.lower()
-    if kind in ARCHIVES:
-        raise WeftError(f"{source} is an archive; unpack it and give the folder.")
-    if kind == ".tar":
-        return shards.open_shards(source)
-    if kind in (".csv", ".tsv", ".txt"):
-        return tables.open_table(source, group)
-    if kind in PICTURE_ENDINGS:
-        raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
-    raise WeftError(f"{source} is no data Weft reads: give a folder, a .csv or .tsv file, .tar shards or NAME:ROOT.")
+    name, colon, root = source.partition(":")
+    name = name.lower().replace("_", "-")
+    found = None
+    if task == "classify":
+        return None
+    if not path.exists() and colon and name == "demo" and root == "nuclei":
+        return boxes.open_nuclei("detect" if task == "detect" else "segment")
+    if not path.exists() and colon and name in {**mask_sets.MASK_SETS, **boxes.BOX_SETS}:
+        folder = Path(root).expanduser()
+        if not root or not folder.is_dir():
+            raise WeftError(f"{source}: after the colon comes the folder that holds the set; {root!r} is none.")
+        found = {**mask_sets.MASK_SETS, **boxes.BOX_SETS}[name](source, folder)
+    elif (path.is_dir() or path.suffix.lower() == ".json") and not masks and boxes.recognise(path):
+        found = boxes.open_boxes(source)
+    elif path.is_dir() and (masks or mask_folders.recognise(path)):
+        found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
+    if found is not None and found.task == "detect" and task == "segment":
+        found = mask_folders.semantic_from_objects(found)
+    return found
 
 
 def fingerprint(source: Source) -> str:
@@ -220,8 +248,10 @@ def join(source: Source, val: Source) -> Source:
 
     Validation pictures that `source` has of its own are left out.
     """
-    if source.multilabel != val.multilabel or val.valid is not None:
+    if source.multilabel != val.multilabel or source.task != val.task or val.valid is not None:
         raise WeftError(f"{val.root} cannot validate {source.root}: their pictures have different kinds of labels.")
+    if source.task != "classify" and source.classes != val.classes:
+        raise WeftError(f"{val.root} cannot validate {source.root}: they have different classes.")
     own, other = np.flatnonzero(source.splits != "val"), evaluated(val)
     notes = [*source.notes, *(f"{val.root}: {note}" for note in val.notes)]
     if len(own) < len(source):
@@ -246,6 +276,8 @@ def join(source: Source, val: Source) -> Source:
         groups=groups,
         blocks=blocks,
         notes=notes,
+        task=source.task,
+        targets=None if source.targets is None else Parts([(source.targets, own), (val.targets, other)]),
     )
 
 
