@@ -3,7 +3,7 @@
 | part | here | as in |
 |---|---|---|
 | pyramid | 1x1 and 3x3 convolutions of `channels` at strides 4 to 32, a pooled fifth level | Lin et al. 2017 |
-| box head | two layers of `box_width`; with a norm four convolutions and one layer | torchvision's first and second version |
+| box head | two layers of `box_width`; with a norm four convolutions and one layer | torchvision, versions 1 and 2 |
 | mask head | four convolutions, up by 2, one mask of 28 x 28 for each class | He et al. 2017 |
 | proposals | 1000 kept of 2000 (training) or 1000 (test) per level | mmdetection, which the papers used |
 
@@ -54,6 +54,8 @@ class RCNNArgs:
             channels=self.channels, box_width=self.box_width, proposals=self.proposals, roi_samples=self.roi_samples
         )
         check_choice("norm", self.norm, tuple(NORMS))
+        if not isinstance(self.anchor_ratios, list | tuple):
+            raise WeftError(f"anchor_ratios={self.anchor_ratios!r} is no list, such as [0.5, 1, 2].")
         if not isinstance(self.anchor_sizes, list | tuple) or len(self.anchor_sizes) != LEVELS:
             raise WeftError(f"anchor_sizes={self.anchor_sizes!r}: give {LEVELS} sizes in pixels, one for each level.")
         if len({len(level) for level in self.levels}) > 1:

@@ -50,7 +50,7 @@ def restore(answer: dict[str, Tensor], shown: tuple[int, int], size: tuple[int, 
 
 
 def pasted(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Iterator[np.ndarray]:
-    """(n, 1, 28, 28) probabilities inside boxes as (H, W) bool masks, one after the other: n of them may be gigabytes."""
+    """(n, 1, 28, 28) probabilities inside boxes as (H, W) bool masks, one by one: all of them may be gigabytes."""
     for i in range(len(masks)):
         yield paste_masks_in_image(masks[i : i + 1], boxes[i : i + 1], size)[0, 0].numpy() > 0.5
 

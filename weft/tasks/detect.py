@@ -41,6 +41,10 @@ class Detect:
         self.augmentation = DetectAugmentation(config.augment, preprocessing)
         self.score = "mask_ap" if has_shapes else "box_ap"
 
+    def augmented(self, batch: Batch, seed: int) -> list[Tensor]:
+        """(C, h, w) pictures on the device, of any size."""
+        return to_device(list(batch.pictures), self.device)
+
     def prepare(self, batch: Batch, seed: int) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         """Normalised pictures and targets on the device; a detector's labels begin at 1, as 0 is the background."""
         wanted = ("boxes", "masks") if self.has_shapes else ("boxes",)
@@ -51,8 +55,10 @@ class Detect:
         self, forward: Callable[..., Any], x: list[Tensor], y: list[dict[str, Tensor]], denominator: float
     ) -> tuple[Tensor, Tensor]:
         """torchvision's losses are means over its pictures; the hits are always 0: there is no single answer."""
-        losses = torch.stack([loss.float() for loss in forward(x, y).values()])
-        return losses.sum() * (len(x) / denominator), torch.zeros((), device=losses.device)
+        with self._autocast():
+            losses = forward(x, y)
+        loss = torch.stack([loss.float() for loss in losses.values()]).sum()
+        return loss * (len(x) / denominator), torch.zeros_like(loss)
 
     @torch.no_grad()
     def infer(self, model: nn.Module, pictures: Tensor | Sequence[Tensor]) -> list[dict[str, Tensor]]:
@@ -64,7 +70,7 @@ class Detect:
         answers: list[Any] = [None] * len(shown)
         for shape in dict.fromkeys(picture.shape for picture in shown):
             group = [i for i, picture in enumerate(shown) if picture.shape == shape]
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            with self._autocast():
                 for i, answer in zip(group, model([shown[i] for i in group]), strict=True):
                     answers[i] = answer
         return answers
@@ -83,6 +89,9 @@ class Detect:
         if self.has_shapes:
             target["masks"] = torch.ones(MADE_UP_OBJECTS, height, width, dtype=torch.uint8)
         return Batch([grey.to(dtype)] * count, [target] * count, torch.arange(count), [])
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _largest(self) -> tuple[int, int]:
         """The height and width of the largest picture that training has."""
