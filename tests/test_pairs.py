@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
+from weft.data.shapes import draw, encode
 
 from weft.config import AugmentConfig
 from weft.data.objects import Objects
@@ -30,7 +31,6 @@ from weft.data.pairs import (
     varied,
 )
 from weft.data.read import MAX_PIXELS, BadPicture, Opened, header
-from weft.data.shapes import draw, encode
 from weft.data.transforms import Preprocessing
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
