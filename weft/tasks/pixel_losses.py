@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config import Balance, LossConfig
+from weft.data.mask_values import IGNORE
 from weft.errors import WeftError
 
-IGNORE = 255  # in masks: belongs to no class, counts in no loss and no metric
 FLAT = 1e-6  # below this a pixel counts as no less wrong in the focal loss: the slope of a power may be infinite at 0
 
 PixelLoss = Callable[[Tensor, Tensor, float], Tensor]
