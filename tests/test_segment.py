@@ -92,14 +92,17 @@ def test_weights_are_bounded_and_keep_the_scale(counts):
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 1.0])
-def test_ohem_is_the_mean_of_each_pictures_hardest_pixels(part):
+@pytest.mark.parametrize("balance", ["none", "loss"])
+def test_ohem_is_the_mean_of_each_pictures_hardest_pixels(part, balance):
     logits, masks = draw()
+    weights = class_weights(COUNTS, K) if balance == "loss" else torch.ones(K)
     parts = []
     for one, mask in zip(logits, masks.long(), strict=True):
-        losses = F.cross_entropy(one[:, mask != IGNORE].T, mask[mask != IGNORE], reduction="none")
-        hardest = losses.sort(descending=True).values[: math.ceil(part * len(losses))]
-        parts.append(hardest.sum() / math.ceil(part * 30))
-    assert_same(a_loss(kind="ohem", ohem=part)(logits, masks, 3), sum(parts) / 3, logits)
+        truth = mask[mask != IGNORE]
+        losses = F.cross_entropy(one[:, mask != IGNORE].T, truth, reduction="none")
+        hardest = losses.argsort(descending=True)[: math.ceil(part * len(losses))]
+        parts.append((losses * weights[truth])[hardest].sum() / math.ceil(part * 30))
+    assert_same(a_loss(balance, kind="ohem", ohem=part)(logits, masks, 3), sum(parts) / 3, logits)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
