@@ -60,8 +60,8 @@ def check(
     if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
         source = replace(source, labels=targets.present, multilabel=True)
     view = _View(source, scan, _sides(source, split), config)
-    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_classes(view), *_oddities(view)]
-    problems += targets.problems
+    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
+    problems += _classes(view) if source.task != "segment" else ()  # of masks, `targets` says more
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(

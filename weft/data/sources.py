@@ -243,7 +243,7 @@ def _open(source: str, group: str) -> Source:
     if kind in PICTURE_ENDINGS:
         raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
     raise WeftError(
-        f"{source} is no data Weft reads: a folder, a .csv, .tsv or COCO .json file, .tar shards, NAME:ROOT."
+        f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT."
     )
 
 

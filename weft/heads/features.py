@@ -6,6 +6,7 @@ stride 16 alone, becomes a simple pyramid, and CvT, which ends at stride 16, get
 """
 
 import math
+import re
 from typing import Any
 
 import timm
@@ -58,9 +59,11 @@ class Features(nn.Module):
         super().__init__()
         infos = _infos(backbone)
         levels = {_stride(info): i for i, info in enumerate(infos)}  # the last level of each stride
-        exempt: Any = getattr(backbone, "no_weight_decay", set)
         dd: Any = get_device_dtype(backbone)
+        exempt: Any = getattr(backbone, "no_weight_decay", set)
+        matcher: Any = getattr(backbone, "group_matcher", lambda coarse: {})
         self.exempt = set(exempt())  # from weight decay, by their names in the trunk
+        self.layers = {coarse: matcher(coarse=coarse) for coarse in (False, True)}
         self.multiple = 4 if isinstance(backbone, PADS_ITSELF) else math.lcm(32, *(i["reduction"] for i in infos))
         self.strides = list(STRIDES)
         self.own = sorted(stride for stride in levels if stride in STRIDES) or [max(levels)]
@@ -116,9 +119,25 @@ class Features(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return {f"trunk.{name}" for name in self.exempt}
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """The layers of the trunk, for layer-wise learning rates; the rest counts as the last one."""
+        return prefixed("trunk", self.layers[coarse])
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         setter: Any = self.trunk.set_grad_checkpointing
         setter(enable)
+
+
+def prefixed(prefix: str, matcher: Any) -> Any:
+    """timm's patterns of parameter names, for a model that has become the part `prefix` of another one."""
+    if isinstance(matcher, dict):
+        return {key: prefixed(prefix, value) for key, value in matcher.items()}
+    if isinstance(matcher, list | tuple):
+        return type(matcher)(prefixed(prefix, value) for value in matcher)
+    if isinstance(matcher, str):
+        pattern = re.sub(r"(?<!\[)\^", "", matcher)  # a ^ stands for the beginning, but for "not" in [^...]
+        return rf"^{re.escape(prefix)}\.(?:{pattern})"
+    return matcher
 
 
 def _infos(backbone: nn.Module) -> list[dict[str, Any]]:
