@@ -27,7 +27,7 @@ EVERYDAY = [
     "small-data",
 ]  # fmt: skip
 COCO = 118_287  # training pictures
-CLASSES = {"vt-fpn-coco-stuff": 54, "vt-fpn-lip": 20, "cetnet-upernet-ade20k": 150, "camvid": 11, "segment": 11}
+CLASSES = {"vt-fpn-coco-stuff": 171, "vt-fpn-lip": 20, "cetnet-upernet-ade20k": 150, "camvid": 11, "segment": 11}
 NOT_COMPUTED = (
     "demo", "demo-detect", "demo-segment", "quick", "detect", "cetnet-mask-rcnn-1x", "cetnet-mask-rcnn-3x",
 )  # fmt: skip
