@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from weft.data.pairs import align
 from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, Plan
-from weft.data.pairs import align
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 
@@ -55,7 +55,9 @@ class Batch:
     labels: Any
     index: Tensor  # (B,) int64, positions in the source
     bad: list[tuple[int, str]]
-    sizes: list[tuple[int, int]] = field(default_factory=list)  # upright, on disk; in evaluation, but not of classifiers
+    sizes: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # upright, on disk; in evaluation, but not of classifiers
 
     def pin_memory(self) -> "Batch":  # the DataLoader calls it
         return replace(self, pictures=_pinned(self.pictures), labels=_pinned(self.labels), index=_pinned(self.index))

@@ -216,6 +216,37 @@ def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequen
     return found
 
 
+def _open(source: str, group: str) -> Source:
+    from weft.data import folders, named, shards, tables
+
+    path = Path(source).expanduser()
+    scheme, colon, rest = source.partition(":")
+    if not source:
+        raise WeftError("No data given; name a folder of pictures, a CSV file, shards, or demo:fashion.")
+    if not path.exists() and colon and len(scheme) > 1 and os.sep not in scheme:
+        if rest.startswith("//"):
+            raise WeftError(f"{source} is not on this machine; fetch it first and give the folder.")
+        return named.open_named(scheme, rest)
+    if not path.exists() and re.search(r"[*?{]", source):
+        return shards.open_shards(source)
+    if not path.exists():
+        raise WeftError(f"{source} does not exist.{_nearby(path)}")
+    if path.is_dir():
+        return shards.open_shards(source) if shards.holds_shards(path) else folders.open_folders(source)
+    kind = path.suffix.lower()
+    if kind in ARCHIVES:
+        raise WeftError(f"{source} is an archive; unpack it and give the folder.")
+    if kind == ".tar":
+        return shards.open_shards(source)
+    if kind in (".csv", ".tsv", ".txt"):
+        return tables.open_table(source, group)
+    if kind in PICTURE_ENDINGS:
+        raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
+    raise WeftError(
+        f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT."
+    )
+
+
 def fingerprint(source: Source) -> str:
     """Changes when names, labels, splits or sizes of files change.
 

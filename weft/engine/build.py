@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.config import Config, ModelConfig
 from weft.errors import WeftError, did_you_mean
+from weft.heads.features import any_size
 from weft.heads.folder import Plan, build, load_dense_init, write_dense
 from weft.models.base import HybridModel
 from weft.models.convert import load_weights
@@ -38,6 +39,7 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
         model = create(name, args, len(classes), channels, init == PRETRAINED)
         changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []
         return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
+    args = {**any_size(name), **args}
     backbone = create(name, args, 0, channels, init == PRETRAINED)
     weights = load_weights(init) if init and init != PRETRAINED else {}
     is_dense = any(key.startswith("backbone.") for key in weights)

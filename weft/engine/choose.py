@@ -155,7 +155,7 @@ def _needs_small_stride(name: str, size: int) -> bool:
 
 
 def _batch(pictures: int, device: torch.device, most: int) -> int:
-    """A power of two from 8 to `most` that leaves an epoch some steps: fewer on a GPU, which small batches do not fill."""
+    """A power of two from 8 to `most` that leaves an epoch some steps: fewer on a GPU, which needs large batches."""
     steps = 16 if device.type == "cuda" else 50
     batch = 8
     while batch < most and pictures // (2 * batch) >= steps:

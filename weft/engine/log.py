@@ -79,7 +79,7 @@ class Screen:
         self.console.print(text, markup=False)
 
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
-        """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds to the end of the run."""
+        """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds."""
         text = f"loss {news['loss']:.3f}  "
         if "accuracy" in news:
             text += f"accuracy {news['accuracy']:.1%}  "

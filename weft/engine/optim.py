@@ -62,8 +62,8 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
     """The learning rate after `epoch` epochs, which may be a fraction, of a run of `epochs`.
 
     The linear warm-up takes the place of the beginning of the cosine, the polynomial and the steps, as in timm and
-    DeiT: they count from the start of the run. The exponential counts from the end of the warm-up, as VT has it. After `epochs` the
-    cosine and the polynomial stay at `min_lr`: that is the cool-down.
+    DeiT: they count from the start of the run. The exponential counts from the end of the warm-up, as VT has it.
+    After `epochs` the cosine and the polynomial stay at `min_lr`: that is the cool-down.
     """
     lr = scaled(config, batch, config.lr)
     if epoch < config.warmup_epochs:
