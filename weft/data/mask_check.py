@@ -31,6 +31,7 @@ class MaskFindings:
     pixels: list[int] = field(default_factory=list)  # of each class, in the masks looked at
     bad: dict[str, str] = field(default_factory=dict)  # name of the picture to a reason: to be left out of training
     looked_at: int = 0
+    present: np.ndarray | None = None  # (N, classes) bool: which classes occur in each mask that was looked at
 
 
 @dataclass
@@ -70,7 +71,7 @@ def check_masks(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    good = _Good(np.zeros(256, np.int64))
+    good = _Good(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
     for index, answer in _in_threads(look, order, progress, deadline):
         if isinstance(answer, _Look):
@@ -78,6 +79,7 @@ def check_masks(
         elif answer is not None:  # text where the disk failed
             bad[index] = answer if isinstance(answer, BadMask) else BadMask("unreadable-mask", answer)
     found = MaskFindings(pixels=good.pixels[: len(source.classes)].tolist(), looked_at=good.count + len(bad))
+    found.present = good.present
     found.bad = {source.names[i]: str(bad[i]) for i in sorted(bad)}
     found.problems = [
         *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
@@ -93,6 +95,7 @@ class _Good:
     """What is kept of the masks that can be used: little, because there may be very many."""
 
     pixels: np.ndarray  # (256,) of each class number
+    present: np.ndarray  # (N, classes) bool
     count: int = 0
     nothing: list[int] = field(default_factory=list)  # positions of masks that are ignored altogether
     single: dict[int, int] = field(default_factory=dict)  # position to class, where there is only one
@@ -102,6 +105,7 @@ class _Good:
     def add(self, index: int, look: _Look) -> None:
         self.pixels += look.counts
         self.count += 1
+        self.present[index] = look.counts[: self.present.shape[1]] > 0
         classes = np.flatnonzero(look.counts[:IGNORE]).tolist()
         if not classes:
             self.nothing.append(index)
