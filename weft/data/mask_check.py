@@ -14,6 +14,7 @@ from weft.data.read import BadPicture
 from weft.data.scan import Progress, _in_threads
 from weft.data.sources import Parts, Source, some
 
+MANY = 20  # masks among which a class that only one has is suspicious
 LISTED = 1000  # names that a problem lists; `count` has them all
 BAD = {  # BadMask.kind to what is said of such masks
     "unknown-values": "with values that are no class: name them in --data.classes, or --data.ignore them",
@@ -70,7 +71,7 @@ def check_masks(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    good = _Good(np.zeros(256, np.int64))
+    good = _Good(np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64))
     bad: dict[int, BadMask] = {}
     for index, answer in _in_threads(look, order, progress, deadline):
         if isinstance(answer, _Look):
@@ -82,7 +83,7 @@ def check_masks(
     found.problems = [
         *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
         *_poor(source, good),
-        *_classes(source, found),
+        *_classes(source, found, good),
         *_surprising(source, good),
     ]
     return found
@@ -93,16 +94,20 @@ class _Good:
     """What is kept of the masks that can be used: little, because there may be very many."""
 
     pixels: np.ndarray  # (256,) of each class number
-    count: int = 0
+    masks: np.ndarray  # (256,) that show each class
+    last: np.ndarray  # (256,) position of one of them
     nothing: list[int] = field(default_factory=list)  # positions of masks that are ignored altogether
     single: dict[int, int] = field(default_factory=dict)  # position to class, where there is only one
     turned: list[int] = field(default_factory=list)
+    count: int = 0
     seen: list[Seen] = field(default_factory=list)
 
     def add(self, index: int, look: _Look) -> None:
         self.pixels += look.counts
         self.count += 1
         classes = np.flatnonzero(look.counts[:IGNORE]).tolist()
+        self.masks[classes] += 1
+        self.last[classes] = index
         if not classes:
             self.nothing.append(index)
         elif len(classes) == 1:
@@ -153,13 +158,19 @@ def _poor(source: Source, good: _Good) -> Iterator[Problem]:
         yield _problem(source, severity, "one-class-mask", text, list(names), lambda i: names[i])
 
 
-def _classes(source: Source, found: MaskFindings) -> Iterator[Problem]:
+def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Problem]:
     never = [name for name, n in zip(source.classes, found.pixels, strict=True) if not n]
     if never and sum(found.pixels):
         seen = "" if found.looked_at == len(source) else f" in the {found.looked_at} masks looked at"
         text = f"{many(len(never), 'class')} without a single pixel{seen}: {some(never)}."
         severity: Severity = "warning" if found.looked_at == len(source) else "note"
         yield Problem(severity, "unseen-class", text, never, count=len(never))
+    if good.count >= MANY:  # a stray value that was taken for a class looks like this
+        for number in np.flatnonzero(good.masks == 1).tolist():
+            name, index = source.classes[number], int(good.last[number])
+            text = f"Class {name!r} occurs in one mask only, that of {source.names[index]}: "
+            text += f"{many(found.pixels[number], 'pixel')}; if it is no class, --data.ignore its value."
+            yield Problem("warning", "rare-class", text, [source.names[index]], {source.names[index]: name}, count=1)
     if len(source.classes) == 1:
         text = f"Only one class, {source.classes[0]!r}: there is nothing to tell apart."
         yield Problem("warning", "one-class", text)
