@@ -56,6 +56,8 @@ def test_clean_set(root: Path) -> None:
     for i in range(COUNT):
         truth = torch.from_numpy(draw(i)).long()
         metric.update(truth.clamp(max=3), truth)
+    assert findings.present is not None
+    assert findings.present.tolist() == [[bool((draw(i) == v).any()) for v in range(4)] for i in range(COUNT)]
     assert findings.pixels == metric.compute().sum(1).int().tolist()
 
 

@@ -486,7 +486,6 @@ def test_names_for_values_with_gaps(tmp_path: Path) -> None:
 def test_masks_from_objects(tmp_path: Path) -> None:
     from pycocotools import mask as coco
 
-    pytest.importorskip("weft.data.shapes")
     picture(tmp_path / "a.png", (40, 30))
     shapes = [
         [[5.0, 5, 12, 5, 12, 12, 5, 12]],  # small, inside the second
@@ -498,6 +497,8 @@ def test_masks_from_objects(tmp_path: Path) -> None:
     objects = Objects(np.zeros((3, 4), np.float32), np.array([1, 0, 0]), np.array([False, False, True]), area, shapes)
 
     class Targets:
+        has_shapes = True
+
         def __call__(self, index: int) -> Objects:
             return objects
 

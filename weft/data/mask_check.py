@@ -32,6 +32,7 @@ class MaskFindings:
     pixels: list[int] = field(default_factory=list)  # of each class, in the masks looked at
     bad: dict[str, str] = field(default_factory=dict)  # name of the picture to a reason: to be left out of training
     looked_at: int = 0
+    present: np.ndarray | None = None  # (N, classes) bool: which classes occur in each mask that was looked at
 
 
 @dataclass
@@ -71,7 +72,7 @@ def check_masks(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    good = _Good(np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64))
+    good = _Good(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
     for index, answer in _in_threads(look, order, progress, deadline):
         if isinstance(answer, _Look):
@@ -79,6 +80,7 @@ def check_masks(
         elif answer is not None:  # text where the disk failed
             bad[index] = answer if isinstance(answer, BadMask) else BadMask("unreadable-mask", answer)
     found = MaskFindings(pixels=good.pixels[: len(source.classes)].tolist(), looked_at=good.count + len(bad))
+    found.present = good.present
     found.bad = {source.names[i]: str(bad[i]) for i in sorted(bad)}
     found.problems = [
         *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
@@ -94,20 +96,18 @@ class _Good:
     """What is kept of the masks that can be used: little, because there may be very many."""
 
     pixels: np.ndarray  # (256,) of each class number
-    masks: np.ndarray  # (256,) that show each class
-    last: np.ndarray  # (256,) position of one of them
+    present: np.ndarray  # (N, classes) bool
+    count: int = 0
     nothing: list[int] = field(default_factory=list)  # positions of masks that are ignored altogether
     single: dict[int, int] = field(default_factory=dict)  # position to class, where there is only one
     turned: list[int] = field(default_factory=list)
-    count: int = 0
     seen: list[Seen] = field(default_factory=list)
 
     def add(self, index: int, look: _Look) -> None:
         self.pixels += look.counts
         self.count += 1
-        classes = np.flatnonzero(look.counts[:IGNORE]).tolist()
-        self.masks[classes] += 1
-        self.last[classes] = index
+        self.present[index] = look.counts[: self.present.shape[1]] > 0
+        classes = np.flatnonzero(self.present[index]).tolist()
         if not classes:
             self.nothing.append(index)
         elif len(classes) == 1:
@@ -166,8 +166,8 @@ def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Probl
         severity: Severity = "warning" if found.looked_at == len(source) else "note"
         yield Problem(severity, "unseen-class", text, never, count=len(never))
     if good.count >= MANY:  # a stray value that was taken for a class looks like this
-        for number in np.flatnonzero(good.masks == 1).tolist():
-            name, index = source.classes[number], int(good.last[number])
+        for number in np.flatnonzero(good.present.sum(0) == 1).tolist():
+            name, index = source.classes[number], int(good.present[:, number].argmax())
             text = f"Class {name!r} occurs in one mask only, that of {source.names[index]}: "
             text += f"{many(found.pixels[number], 'pixel')}; if it is no class, --data.ignore its value."
             yield Problem("warning", "rare-class", text, [source.names[index]], {source.names[index]: name}, count=1)
