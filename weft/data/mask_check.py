@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.data.findings import Problem, Severity, many
 from weft.data.mask_classes import Seen, outline, surprises
-from weft.data.mask_values import IGNORE, BadMask, MaskFiles
+from weft.data.mask_values import BadMask, MaskFiles
 from weft.data.read import BadPicture
 from weft.data.scan import Progress, _in_threads
 from weft.data.sources import Parts, Source, some
