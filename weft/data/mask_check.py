@@ -9,11 +9,12 @@ import numpy as np
 
 from weft.data.findings import Problem, Severity, many
 from weft.data.mask_classes import Seen, outline, surprises
-from weft.data.mask_values import IGNORE, BadMask, MaskFiles
+from weft.data.mask_values import BadMask, MaskFiles
 from weft.data.read import BadPicture
 from weft.data.scan import Progress, _in_threads
 from weft.data.sources import Parts, Source, some
 
+MANY = 20  # masks among which a class that only one has is suspicious
 LISTED = 1000  # names that a problem lists; `count` has them all
 BAD = {  # BadMask.kind to what is said of such masks
     "unknown-values": "with values that are no class: name them in --data.classes, or --data.ignore them",
@@ -84,7 +85,7 @@ def check_masks(
     found.problems = [
         *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
         *_poor(source, good),
-        *_classes(source, found),
+        *_classes(source, found, good),
         *_surprising(source, good),
     ]
     return found
@@ -106,7 +107,7 @@ class _Good:
         self.pixels += look.counts
         self.count += 1
         self.present[index] = look.counts[: self.present.shape[1]] > 0
-        classes = np.flatnonzero(look.counts[:IGNORE]).tolist()
+        classes = np.flatnonzero(self.present[index]).tolist()
         if not classes:
             self.nothing.append(index)
         elif len(classes) == 1:
@@ -157,13 +158,19 @@ def _poor(source: Source, good: _Good) -> Iterator[Problem]:
         yield _problem(source, severity, "one-class-mask", text, list(names), lambda i: names[i])
 
 
-def _classes(source: Source, found: MaskFindings) -> Iterator[Problem]:
+def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Problem]:
     never = [name for name, n in zip(source.classes, found.pixels, strict=True) if not n]
     if never and sum(found.pixels):
         seen = "" if found.looked_at == len(source) else f" in the {found.looked_at} masks looked at"
         text = f"{many(len(never), 'class')} without a single pixel{seen}: {some(never)}."
         severity: Severity = "warning" if found.looked_at == len(source) else "note"
         yield Problem(severity, "unseen-class", text, never, count=len(never))
+    if good.count >= MANY:  # a stray value that was taken for a class looks like this
+        for number in np.flatnonzero(good.present.sum(0) == 1).tolist():
+            name, index = source.classes[number], int(good.present[:, number].argmax())
+            text = f"Class {name!r} occurs in one mask only, that of {source.names[index]}: "
+            text += f"{many(found.pixels[number], 'pixel')}; if it is no class, --data.ignore its value."
+            yield Problem("warning", "rare-class", text, [source.names[index]], {source.names[index]: name}, count=1)
     if len(source.classes) == 1:
         text = f"Only one class, {source.classes[0]!r}: there is nothing to tell apart."
         yield Problem("warning", "one-class", text)

@@ -358,7 +358,7 @@ def semantic_from_objects(source: Source) -> Source:
     """A set of objects with shapes as a set of masks: the background and a class for each kind of object."""
     from dataclasses import replace
 
-    if source.task != "detect" or not source.targets(0).has_shapes:
+    if not source.has_shapes:
         raise WeftError(f"{source.root} has no shapes of objects that masks could be drawn from.")
     return replace(
         source,
