@@ -174,9 +174,12 @@ class Gathering:
     ) -> None:
         """`box`: left, top, right, bottom; `shape`: JSON; `number` names the object."""
         left, top, right, bottom = map(float, box)
+        at = self.picture_keys.setdefault(picture, len(self.picture_keys))
+        kind = self.class_keys.setdefault(label, len(self.class_keys))
+        # whatever can fail has been done: columns stay of one length
         self.boxes.extend((left, top, right, bottom))
-        self.pictures.append(self.picture_keys.setdefault(picture, len(self.picture_keys)))
-        self.labels.append(self.class_keys.setdefault(label, len(self.class_keys)))
+        self.pictures.append(at)
+        self.labels.append(kind)
         self.numbers.append(number)
         self.area.append(area)
         self.crowd.append(crowd)

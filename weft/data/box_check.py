@@ -103,6 +103,9 @@ def _look(source: Source, index: int, max_pixels: int) -> _Look:
         spans = [extent(shape) for shape in objects.shapes]
     except BadPicture as error:
         return _Look(wrong=str(error))
+    masks = {tuple(shape["size"]) for shape in objects.shapes if isinstance(shape, dict)} - {objects.size}
+    if masks:
+        return _Look(wrong=f"run lengths for height and width {list(masks.pop())}; expected {list(objects.size)}")
     fits = [None, (height, width), (width, height) if header.orientation >= 5 else None]
     if objects.size not in fits:
         return _Look(wrong=f"annotated at {objects.size[1]} x {objects.size[0]} pixels, but has {width} x {height}")

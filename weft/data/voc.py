@@ -10,6 +10,7 @@ Objects marked `difficult` are not learned and not counted, as crowds are: so do
 
 import posixpath
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -85,11 +86,14 @@ def _places(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _has_xml(folder: Path) -> bool:
-    """Whether there is an XML file, and the first of them is about objects."""
-    first = next(folder.glob("*.xml"), None) if folder.is_dir() else None
+    """Whether there are XML files, and one of the first is about objects."""
+    return any(map(_is_annotation, islice(folder.glob("*.xml"), 20)))
+
+
+def _is_annotation(file: Path) -> bool:
     try:
-        with open(first or "", "rb") as file:
-            return b"<annotation" in file.read(4096)
+        with file.open("rb") as stream:
+            return b"<annotation" in stream.read(4096)
     except OSError:
         return False
 
