@@ -36,8 +36,7 @@ def a_target(*boxes, size=(64, 96), masks=True):
 
 @pytest.mark.parametrize(("name", "millions"), CETNET.items())
 def test_parameters_are_those_of_the_paper(name, millions):
-    with torch.device("meta"):
-        detector = make_detector(weft.create_model(name, num_classes=0), "mask-rcnn", 80)
+    detector = make_detector(weft.create_model(name, num_classes=0, device="meta"), "mask-rcnn", 80)
     assert round(sum(p.numel() for p in detector.parameters()) / 1e6) == millions
 
 
