@@ -191,7 +191,7 @@ def open_source(
 
 def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequence[int]) -> Source | None:
     """Pictures with masks or boxes; None where `source` holds neither."""
-    from weft.data import boxes, mask_sets
+    from weft.data import boxes, demo, mask_sets
     from weft.data import masks as mask_folders
 
     path = Path(source).expanduser()
@@ -201,7 +201,7 @@ def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequen
     if task == "classify":
         return None
     if not path.exists() and colon and name == "demo" and root == "nuclei":
-        return boxes.open_nuclei("detect" if task == "detect" else "segment")
+        return demo.open_nuclei("detect" if task == "detect" else "segment")
     if not path.exists() and colon and name in {**mask_sets.MASK_SETS, **boxes.BOX_SETS}:
         folder = Path(root).expanduser()
         if not root or not folder.is_dir():
@@ -242,9 +242,7 @@ def _open(source: str, group: str) -> Source:
         return tables.open_table(source, group)
     if kind in PICTURE_ENDINGS:
         raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
-    raise WeftError(
-        f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT."
-    )
+    raise WeftError(f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT.")
 
 
 def fingerprint(source: Source) -> str:
