@@ -194,7 +194,8 @@ def test_more_answers_count_where_more_are_allowed():
     truth = Objects(boxes, zeros, zeros.astype(bool), zeros + np.float32(16))
     found = Found(boxes, zeros, np.linspace(1, 0.1, len(boxes)).astype(np.float32))
     few, many = (Precision([found], [truth], [(60, 90)], 1, "box", most) for most in (100, 200))
-    assert few.ap() == pytest.approx(67 / 101) and many.ap() == pytest.approx(1.0)
+    assert few.ap() == pytest.approx(67 / 101)
+    assert many.ap() == pytest.approx(1.0)
     assert few.ar() == many.ar() == pytest.approx(2 / 3)
 
 
@@ -203,14 +204,18 @@ def test_nothing_to_find_is_no_number():
     evaluation = DetectEvaluation(["a"], CLASSES, [nothing], [no_objects()], [(50, 60)], masks=True)
     metrics = evaluation.metrics()
     assert metrics["box_ap"] is metrics["mask_ap"] is metrics["per_class"][0]["box_ap"] is None
-    assert metrics["n"] == 1 and metrics["objects"] == 0 and evaluation.scores.tolist() == [1.0]
-    assert evaluation.worst(5) == [] and len(evaluation.curves()["box"]) == 101
+    assert metrics["n"] == 1
+    assert metrics["objects"] == 0
+    assert evaluation.scores.tolist() == [1.0]
+    assert evaluation.worst(5) == []
+    assert len(evaluation.curves()["box"]) == 101
 
 
 def test_boxes_alone_are_measured_without_masks():
     evaluation = a_set(1, 4, dense=True)
     boxes = DetectEvaluation(CLASSES, CLASSES, evaluation.found, evaluation.truth, evaluation.sizes, masks=False)
-    assert boxes.metrics()["box_ap"] == evaluation.metrics()["box_ap"] and "mask_ap" not in boxes.metrics()
+    assert boxes.metrics()["box_ap"] == evaluation.metrics()["box_ap"]
+    assert "mask_ap" not in boxes.metrics()
 
 
 def test_score_of_a_picture_counts_hits():
@@ -305,4 +310,5 @@ def test_learns_two_pictures():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     result = evaluated(task, model.eval(), batch)
-    assert result["box_ap50"] > 0.9 and result["mask_ap50"] > 0.9
+    assert result["box_ap50"] > 0.9
+    assert result["mask_ap50"] > 0.9

@@ -165,10 +165,11 @@ def test_seeds_decide_everything() -> None:
     picture, mask = scene(40, 50)
     boxes = rectangles(40, 50, [[3, 4, 20, 30], [10, 10, 45, 39]])
     config = AugmentConfig(img_size=32, photometric=1.0, vflip=0.5, interpolation="random", short_sides=[24, 32, 40])
-    for augmentation, target in (
+    pairs: list[Any] = [
         (SegmentAugmentation(config, preprocessing(), (32, 48)), mask),
         (DetectAugmentation(config, preprocessing()), boxes),
-    ):
+    ]
+    for augmentation, target in pairs:
         random.seed(1)
         before = random.random()
         random.seed(1)

@@ -1,5 +1,6 @@
 """Detectors over any backbone, against torchvision's own and the counts of the paper."""
 
+import itertools
 import json
 
 import pytest
@@ -66,7 +67,8 @@ def test_losses_and_answers_are_torchvisions():
     for detector in (ours, theirs):
         torch.manual_seed(0)
         answers.append(detector.train()(pictures, targets))
-    assert answers[0].keys() == answers[1].keys() and len(answers[0]) == 5
+    assert answers[0].keys() == answers[1].keys()
+    assert len(answers[0]) == 5
     for key, value in answers[0].items():
         torch.testing.assert_close(value, answers[1][key], msg=key)
     theirs.load_state_dict(state)  # running statistics moved twice
@@ -88,8 +90,10 @@ def test_trains_and_answers(head, norm):
     assert not unused  # distributed training waits for every gradient
     for picture, answer in zip(pictures, detector.eval()(pictures), strict=True):
         height, width = picture.shape[1:]
-        assert answer["boxes"].shape == (len(answer["labels"]), 4) and answer["labels"].min() >= 1
-        assert (answer["boxes"] >= 0).all() and (answer["boxes"] <= torch.tensor([width, height] * 2)).all()
+        assert answer["boxes"].shape == (len(answer["labels"]), 4)
+        assert answer["labels"].min() >= 1
+        assert (answer["boxes"] >= 0).all()
+        assert (answer["boxes"] <= torch.tensor([width, height] * 2)).all()
         assert ("masks" in answer) == (head == "mask-rcnn")
 
 
@@ -111,7 +115,8 @@ def test_half_precision_keeps_boxes_and_losses_whole():
     assert all(loss.dtype == torch.float32 for loss in losses.values())
     assert {answer[key].dtype for key in ("boxes", "scores", "masks")} == {torch.float32}
     rounded = answer["boxes"].bfloat16().float()
-    assert len(rounded) and (rounded != answer["boxes"]).any()
+    assert len(rounded)
+    assert (rounded != answer["boxes"]).any()
     sum(losses.values()).backward()
 
 
@@ -121,7 +126,8 @@ def test_half_precision_keeps_boxes_and_losses_whole():
 )
 def test_answers_obey_the_settings(test):
     answer = a_detector(test=test).eval()([torch.randn(3, 64, 96)])[0]
-    assert len(answer["scores"]) <= test.detections and (answer["scores"] > test.score).all()
+    assert len(answer["scores"]) <= test.detections
+    assert (answer["scores"] > test.score).all()
     for label in answer["labels"].unique():
         boxes = answer["boxes"][answer["labels"] == label]
         left, top = torch.max(boxes[:, None, :2], boxes[None, :, :2]).unbind(-1)
@@ -163,8 +169,10 @@ def test_wrong_arguments_are_told(head, args, message):
 @given(st.floats(1, 400), st.floats(1, 40))
 def test_anchors_cover_the_objects(low, factor):
     sizes = choose_anchors({"5%": low, "50%": low * factor / 2, "95%": low * factor})
-    assert len(sizes) == 5 and all(b >= 2 * a - 1 for a, b in zip(sizes, sizes[1:], strict=False))
-    assert sizes[0] <= max(4, low) and sizes[-1] >= low * factor - 1
+    assert len(sizes) == 5
+    assert all(b >= 2 * a - 1 for a, b in itertools.pairwise(sizes))
+    assert sizes[0] <= max(4, low)
+    assert sizes[-1] >= low * factor - 1
 
 
 def test_anchors_of_known_sets():

@@ -3,7 +3,6 @@
 import json
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +18,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from weft.analysis import segments
 from weft.config import Config, LossConfig, override
 from weft.data.loader import Batch
+from weft.data.mask_values import IGNORE
+from weft.data.read import BadPicture
+from weft.data.sources import Names, Source
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 from weft.tasks import segment
-from weft.tasks.pixel_losses import IGNORE, class_weights, make_pixel_loss
+from weft.tasks.pixel_losses import class_weights, make_pixel_loss
 from weft.tasks.segment import Segment, SegmentMeter, window_starts
 
 K = 4
@@ -90,14 +92,17 @@ def test_weights_are_bounded_and_keep_the_scale(counts):
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 1.0])
-def test_ohem_is_the_mean_of_each_pictures_hardest_pixels(part):
+@pytest.mark.parametrize("balance", ["none", "loss"])
+def test_ohem_is_the_mean_of_each_pictures_hardest_pixels(part, balance):
     logits, masks = draw()
+    weights = class_weights(COUNTS, K) if balance == "loss" else torch.ones(K)
     parts = []
     for one, mask in zip(logits, masks.long(), strict=True):
-        losses = F.cross_entropy(one[:, mask != IGNORE].T, mask[mask != IGNORE], reduction="none")
-        hardest = losses.sort(descending=True).values[: math.ceil(part * len(losses))]
-        parts.append(hardest.sum() / math.ceil(part * 30))
-    assert_same(a_loss(kind="ohem", ohem=part)(logits, masks, 3), sum(parts) / 3, logits)
+        truth = mask[mask != IGNORE]
+        losses = F.cross_entropy(one[:, mask != IGNORE].T, truth, reduction="none")
+        hardest = losses.argsort(descending=True)[: math.ceil(part * len(losses))]
+        parts.append((losses * weights[truth])[hardest].sum() / math.ceil(part * 30))
+    assert_same(a_loss(balance, kind="ohem", ohem=part)(logits, masks, 3), sum(parts) / 3, logits)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
@@ -190,7 +195,7 @@ def test_settings_that_make_no_sense_here(config, balance, words):
 
 PREPROCESSING = Preprocessing(
     size=(0, 0), channels=3, depth=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear",
-    crop_pct=1.0, crop_mode="squash", max_pixels=10**6,
+    crop_pct=1.0, crop_mode="fit", max_pixels=10**6,
 )  # fmt: skip
 TINY = [(1, 1), (1, 9), (7, 3), (16, 16), (17, 33), (40, 23)]  # windows are 16
 
@@ -224,7 +229,7 @@ def answers_of(model, pictures):
 
 
 def a_batch(pictures, masks):
-    return Batch(pictures, masks, torch.arange(len(masks)), [])  # pyright: ignore[reportArgumentType]
+    return Batch(pictures, masks, torch.arange(len(masks)), [])
 
 
 def assert_close(ours, theirs):
@@ -478,34 +483,41 @@ def test_confused_pairs():
     assert pairs == [("b", "a", 9, 0.9), ("a", "b", 3, 0.375), ("c", "a", 1, 0.125)]
 
 
-def test_collecting_is_validating(monkeypatch):
-    """The same digits as the meter of training; names and classes are those of the source."""
-    task, model = a_task(), Pointwise().eval()
-    pictures = pictures_of((10, 12), (10, 12), (7, 5))
-    masks = [torch.randint(K, size, dtype=torch.uint8) for size in ((10, 12), (20, 24), (7, 5))]
+def a_source(pictures, masks, classes):
+    """Of arrays; the last picture cannot be read."""
 
-    def batches(source, preprocessing, indices, *, batch, workers, pin):
-        for part in ([0, 1], [2]):
-            yield Batch([pictures[i] for i in part], [masks[i] for i in part], torch.tensor(indices[part]), [])  # pyright: ignore
-        yield Batch([], [], torch.zeros(0, dtype=torch.int64), [(5, "broken")])  # pyright: ignore
+    def read(index):
+        if index == len(pictures):
+            raise BadPicture("broken")
+        return pictures[index].permute(1, 2, 0).numpy()
 
-    monkeypatch.setattr(segments, "eval_batches", batches)
-    source = SimpleNamespace(root="there", classes=task.classes, names=list("abcdef"))
+    names = Names([f"p{i}" for i in range(len(pictures) + 1)])
+    labels, splits = np.zeros(len(names), np.int64), np.full(len(names), "")
+    targets = [*(mask.numpy() for mask in masks), np.zeros((1, 1), np.uint8)].__getitem__
+    return Source("there", "arrays", classes, names, labels, read, splits, task="segment", targets=targets)
+
+
+def test_collecting_is_validating():
+    """The same digits as the meter of training, whatever number the source has for a class."""
+    task, model, indices = a_task(), Pointwise().eval(), np.array([2, 1, 3, 0])
+    pictures, masks = pictures_of((10, 12), (7, 5), (10, 12)), [draw(i, 1, (10, 12))[1][0] for i in range(3)]
+    masks[1] = masks[1][:7, :5].contiguous()
     told = []
-    evaluation = segments.collect(task, model, source, np.array([3, 1, 0, 5]), progress=lambda *n: told.append(n))
+    source = a_source(pictures, masks, task.classes)
+    evaluation = segments.collect(task, model, source, indices, progress=lambda *n: told.append(n))
     meter = task.meter()
     meter.update(task.infer(model, pictures), a_batch(pictures, masks))
     assert {key: evaluation.metrics()[key] for key in meter.result()} == meter.result()
-    assert evaluation.names == ["d", "b", "a"]
-    assert told == [(2, 4), (3, 4), (4, 4)]
+    assert evaluation.names == ["p2", "p1", "p0"]
+    assert told[-1] == (4, 4)
+    turned = [torch.where(mask == IGNORE, IGNORE, K - 1 - mask).to(torch.uint8) for mask in masks]
+    again = segments.collect(task, model, a_source(pictures, turned, task.classes[::-1]), indices)
+    assert again.metrics() == evaluation.metrics()
 
-    source.classes = task.classes[::-1]  # other numbers, same names
-    masks = [K - 1 - mask for mask in masks]
-    masks[0][:2] = IGNORE  # which stays what it is
-    again = segments.collect(task, model, source, np.array([3, 1, 0, 5]))
-    assert again.truth[1:].tolist() == evaluation.truth[1:].tolist()
-    assert again.truth[0].sum() == evaluation.truth[0].sum() - 2 * 12
 
-    source.classes = ["c0", "c9"]
+def test_what_cannot_be_evaluated():
+    task = a_task()
     with pytest.raises(WeftError, match="'c9'"):
-        segments.collect(task, model, source, np.array([3]))
+        segments.collect(task, Pointwise(), a_source([], [], ["c0", "c9"]), np.array([0]))
+    with pytest.raises(WeftError, match="none of the 1 pictures"):
+        segments.collect(task, Pointwise(), a_source([], [], task.classes), np.array([0]))

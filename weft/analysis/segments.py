@@ -1,17 +1,17 @@
 """What a segmenter gets right and wrong: class by class over all pixels, and picture by picture."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.data.loader import eval_batches
-from weft.data.sources import Source, some
-from weft.errors import WeftError, did_you_mean
-from weft.tasks.pixel_losses import IGNORE
+from weft.data.masks import renumbered
+from weft.data.sources import Source
+from weft.errors import WeftError
 from weft.tasks.segment import Segment, SegmentMeter, ious, segment_metrics
 
 PAIRS = 50  # most confused ones that are listed
@@ -103,13 +103,12 @@ def collect(
 
     Classes are matched by name. Pictures that cannot be read are left out, as in training.
     """
-    numbers = class_numbers(source, task.classes)
+    if source.classes != task.classes:
+        source = replace(source, targets=renumbered(source, task.classes), classes=task.classes)
     meter = SegmentMeter(len(task.classes), task.device, keep=True)
     names, done = [], 0
     pin = task.device.type == "cuda"
     for batch in eval_batches(source, task.preprocessing, indices, batch=task.eval_batch, workers=workers, pin=pin):
-        if numbers is not None:
-            batch.labels = [numbers[mask.long()] for mask in batch.labels]
         meter.update(task.infer(model, batch.pictures), batch)
         names += [source.names[i] for i in batch.index.tolist()]
         done += len(batch.index) + len(batch.bad)
@@ -124,16 +123,3 @@ def evaluation(names: list[str], classes: list[str], meter: SegmentMeter) -> Seg
     """Of the pictures that a meter has seen and kept."""
     truth, said, hits = torch.stack(meter.pictures, dim=1).cpu().numpy()  # (N, K) each
     return SegmentEvaluation(names, classes, meter.confusion.cpu().numpy(), truth, said, hits, int(meter.units))
-
-
-def class_numbers(source: Source, classes: Sequence[str]) -> Tensor | None:
-    """(256,) the model's number for each value of the source's masks; None where they are the same."""
-    if source.classes == list(classes):
-        return None
-    unknown = [name for name in source.classes if name not in classes]
-    if unknown:
-        hint = did_you_mean(unknown[0], classes)
-        raise WeftError(f"{source.root} has classes that the model does not know: {some(unknown)}.{hint}")
-    numbers = torch.full((IGNORE + 1,), IGNORE, dtype=torch.uint8)
-    numbers[: len(source.classes)] = torch.tensor([classes.index(name) for name in source.classes], dtype=torch.uint8)
-    return numbers

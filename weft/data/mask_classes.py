@@ -141,25 +141,35 @@ class Seen:
 
     name: str
     form: str  # "index", "palette" or "RGB"
-    indices: dict[int, int] | None  # value to pixels; None where colours are no grey levels
+    palette: dict[int, int]  # value to colour, of the values that occur
+    indices: dict[int, int] | None = None  # value to pixels; None where colours are no grey levels
     colours: dict[int, int] = field(default_factory=dict)  # 0xRRGGBB to pixels
-    palette: dict[int, int] = field(default_factory=dict)  # value to colour, of the values that occur
+
+
+def outline(name: str, raw: Raw) -> Seen:
+    """The kind of a mask and its palette, without what it holds."""
+    palette = {}
+    if raw.palette is not None:
+        palette = {v: int(raw.palette[v]) for v in np.flatnonzero(np.bincount(raw.pixels.reshape(-1))).tolist()}
+    return Seen(name, raw.form, palette)
 
 
 def see(name: str, raw: Raw) -> Seen:
+    seen = outline(name, raw)
     try:
-        counts = np.bincount(raw.indices().reshape(-1), minlength=256)
-        indices = {int(v): int(counts[v]) for v in np.flatnonzero(counts)}
+        seen.indices = _count(raw.indices())
     except BadMask:
-        return Seen(name, raw.form, None, _count(raw.colours()))
-    if raw.palette is None:
-        return Seen(name, raw.form, indices, {v * 0x010101: n for v, n in indices.items()})
-    palette = {v: int(raw.palette[v]) for v in indices}
-    return Seen(name, raw.form, indices, {palette[v]: n for v, n in indices.items()}, palette)
+        seen.colours = _count(raw.colours())
+    else:
+        seen.colours = {seen.palette.get(v, v * 0x010101): n for v, n in seen.indices.items()}
+    return seen
 
 
 def _count(codes: np.ndarray) -> dict[int, int]:
     """Value to pixels; by runs, because masks are made of them and sorting pixels is slow."""
+    if codes.dtype == np.uint8:
+        counts = np.bincount(codes.reshape(-1))
+        return {v: int(counts[v]) for v in np.flatnonzero(counts).tolist()}
     flat = codes.reshape(-1)
     starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
     kinds, inverse = np.unique(flat[starts], return_inverse=True)

@@ -171,13 +171,12 @@ def _cityscapes(given: str, root: Path) -> Source:
 def _lip(given: str, root: Path) -> Source:
     wanted = {}
     for split in ("train", "val"):
-        pictures = [
-            f"{split}_images",
-            f"TrainVal_images/{split}_images",
-            f"TrainVal_images/TrainVal_images/{split}_images",
-        ]
-        inner = f"TrainVal_parsing_annotations/{split}_segmentations"
-        wanted[split] = (pictures, [inner, f"TrainVal_parsing_annotations/{inner}", f"{split}_segmentations"])
+        pictures, masks = f"{split}_images", f"{split}_segmentations"
+        above, beside = "TrainVal_images/", "TrainVal_parsing_annotations/"  # archives unpack into these, once or twice
+        wanted[split] = (
+            [pictures, above + pictures, above * 2 + pictures],
+            [beside + masks, beside * 2 + masks, masks],
+        )
     return _open(given, root, _places(given, root, wanted), "LIP, 20 classes", LIP, _counted(LIP))
 
 
@@ -193,22 +192,16 @@ def _voc(augmented: bool) -> Callable[[str, Path], Source]:
         folder = _expect(given, root, *["ImageSets/SegmentationAug"] * augmented, "ImageSets/Segmentation")
         lists = read_lists(folder)
         if augmented:
-            file = _expect(given, folder, "train_aug.txt", "trainaug.txt")
-            lists["train"] = [
-                PurePosixPath(line.split()[0]).stem for line in file.read_text().splitlines() if line.split()
-            ]
+            lists["train"] = read_list(_expect(given, folder, "train_aug.txt", "trainaug.txt"))
         if "train" not in lists:
             _expect(given, folder, "train.txt")
         pairs, _ = find_pairs(given, root, [place], [])
-        of = {PurePosixPath(pair.picture).stem: pair for pair in pairs}
-        chosen = {
-            name: of[name]._replace(split=split) for split, names in lists.items() for name in names if name in of
-        }
-        notes = []
-        if missing := sorted({name for split in ("train", "val") for name in lists.get(split, ())} - of.keys()):
-            notes.append(
-                f"{len(missing)} names in the lists of {folder.name}/ have no picture or mask: {missing[0]} ..."
-            )
+        named = {PurePosixPath(pair.picture).stem: pair for pair in pairs}
+        # val last: the longer training list has pictures of val in some copies of it
+        wanted = {name: split for split in ("train", "val") for name in lists.get(split, ())}
+        chosen = {name: named[name]._replace(split=split) for name, split in wanted.items() if name in named}
+        missing = sorted(wanted.keys() - chosen.keys())
+        notes = [f"No picture or mask for {len(missing)} names in the lists: {some(missing)}."] if missing else []
         if not chosen:
             raise WeftError(f"{given}: no name in the lists of {folder} has a picture and a mask in {masks}/.")
         layout = f"VOC 2012, {masks}, 21 classes; 255 (borders) is ignored"

@@ -44,16 +44,15 @@ class View:
         picture = to_channels_first(pixels, preprocessing.depth)
         if picture.shape[1:] != self.size:
             picture = to_tensor(resize(picture, self.size, mode), preprocessing.depth)
-        return picture.flip([axis for axis, mirrored in ((2, self.flip), (1, self.vflip)) if mirrored])
+        return picture.flip([axis for axis, mirror in ((2, self.flip), (1, self.vflip)) if mirror])
 
     def pixels(self) -> tuple[np.ndarray, np.ndarray]:
         """(h,) rows and (w,) columns of the picture that lie nearest to the rows and columns shown."""
-        (top, left, *sides), mirrored = self.box, (self.vflip, self.flip)
-        rows, columns = (
-            (2 * np.arange(shown)[:: -1 if mirror else 1] + 1) * side // (2 * shown)
-            for shown, side, mirror in zip(self.size, sides, mirrored, strict=True)
+        top, left, *sides = self.box
+        rows, columns = (  # the middle of a pixel shown, in pixels of the box
+            (2 * np.arange(shown) + 1) * side // (2 * shown) for shown, side in zip(self.size, sides, strict=True)
         )
-        return rows + top, columns + left
+        return top + rows[:: -1 if self.vflip else 1], left + columns[:: -1 if self.flip else 1]
 
     def mask(self, mask: np.ndarray) -> np.ndarray:
         """(H, W) of anything to (h, w): values are chosen, never mixed."""
@@ -188,14 +187,12 @@ def distort(picture: Tensor, strength: float, depth: int) -> Tensor:
     add, contrast, saturation, turn = (
         random.uniform(-most, most) * strength if random.random() < 0.5 else 0.0 for most in (32 / 255, 0.5, 0.5, 0.1)
     )
-    top = 255 if depth == 8 else 1
+    factor, top = max(0.0, 1 + contrast), 255 if depth == 8 else 1
+    matrix = factor * (colours(1 + saturation, turn) if len(picture) == 3 else np.eye(len(picture)))
+    offset = factor * add * top + (0.5 if depth == 8 else 0)  # whole numbers are rounded down below
     flat = picture.flatten(1).to(torch.float32)  # (C, h * w)
-    if len(picture) == 3:
-        flat = torch.tensor(colours(1 + saturation, turn), dtype=torch.float32) @ flat
-    flat = flat.add_(add * top).mul_(max(0.0, 1 + contrast))
-    if depth < 32:
-        flat = flat.clamp_(0, top)
-    return (flat.round_() if depth == 8 else flat).to(picture.dtype).view(picture.shape)
+    flat = torch.addmm(torch.tensor(offset), torch.tensor(matrix, dtype=torch.float32), flat)
+    return (flat.clamp_(0, top) if depth < 32 else flat).to(picture.dtype).view(picture.shape)
 
 
 def colours(saturation: float, turn: float) -> np.ndarray:

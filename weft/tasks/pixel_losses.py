@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config import Balance, LossConfig
+from weft.data.mask_values import IGNORE
 from weft.errors import WeftError
 
-IGNORE = 255  # in masks: belongs to no class, counts in no loss and no metric
 FLAT = 1e-6  # below this a pixel counts as no less wrong in the focal loss: the slope of a power may be infinite at 0
 
 PixelLoss = Callable[[Tensor, Tensor, float], Tensor]
@@ -106,12 +106,16 @@ class _CrossEntropy:
         return self.weighted(self.pixels(logits, masks), masks).mean(dim=(1, 2))
 
     def mean_of_hardest(self, part: float, logits: Tensor, masks: Tensor) -> Tensor:
-        """Of each picture's labelled pixels, those `part` that have the largest losses; a mean over that part."""
-        losses = self.weighted(self.pixels(logits, masks), masks).flatten(1)
+        """Of each picture's labelled pixels, those `part` that have the largest losses; a mean over that part.
+
+        Classes weigh what is counted, not what is hardest: rare classes would crowd out all others.
+        """
+        losses, masks = self.pixels(logits, masks).flatten(1), masks.flatten(1)
         most = math.ceil(part * losses.shape[1])
-        falling = losses.topk(most, dim=1).values  # (B, most)
-        wanted = ((masks != IGNORE).flatten(1).sum(dim=1).double() * part).ceil()  # (B,)
-        return (falling * (torch.arange(most, device=masks.device) < wanted[:, None])).sum(dim=1) / most
+        hardest, where = losses.topk(most, dim=1)  # (B, most) each, falling
+        wanted = ((masks != IGNORE).sum(dim=1).double() * part).ceil()  # (B,)
+        counted = torch.arange(most, device=masks.device) < wanted[:, None]
+        return (self.weighted(hardest, masks.gather(1, where)) * counted).sum(dim=1) / most
 
     def focal(self, gamma: float, logits: Tensor, masks: Tensor) -> Tensor:
         """Lin et al., "Focal loss for dense object detection", over classes that exclude each other."""

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.loader import Batch
+from weft.data.mask_values import IGNORE
 from weft.data.pairs import SegmentAugmentation
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 from weft.tasks.classify import mean_over
-from weft.tasks.pixel_losses import IGNORE, PixelLoss, make_pixel_loss, resized
+from weft.tasks.pixel_losses import PixelLoss, make_pixel_loss, resized
 from weft.tasks.task import to_device
 
 EVAL_BATCH = 8
