@@ -1,7 +1,7 @@
 """The page of a run, report.html: how good the model is, where it errs, what it learned from, how to repeat and use it.
 
-Here is what the reports of all tasks have in common; `report_classify`, `report_segment` and `report_detect` collect what is special, and
-the templates say how it looks.
+Here is what the reports of all tasks have in common; `report_classify`, `report_segment` and `report_detect` collect
+what is special, and the templates say how it looks.
 """
 
 import dataclasses

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weft.data.split import Split
     from weft.data.transforms import Preprocessing
 
+LEGEND = 24  # classes; of more the names beside the objects say enough
 KINDS = {"box": "boxes", "mask": "masks"}
 SIZES = {"": "AP", "50": "AP50", "75": "AP75", "_small": "small", "_medium": "medium", "_large": "large"}
 
@@ -79,7 +80,7 @@ def detect_values(
         worst=album.strips(evaluation.worst(WORST)),
         random=album.random(seed),
         augmented=[data_uri(_example(picture, target, classes), SIDE) for picture, target in examples],
-        colours=table,
+        colours=table if len(table) <= LEGEND else [],
         panels=3,
         counts=counts(source, split),
     )

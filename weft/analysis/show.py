@@ -35,7 +35,7 @@ def metric_lines(metrics: dict[str, Any]) -> Iterator[str]:
 
 def _amount(pair: dict[str, Any]) -> str:
     """How often; of pixels, the part of the class."""
-    return f"{pair['share']:.1%}" if "share" in pair else str(pair["n"])
+    return f"{pair['part']:.1%}" if "part" in pair else str(pair["n"])
 
 
 def _segment_lines(metrics: dict[str, Any]) -> Iterator[str]:
