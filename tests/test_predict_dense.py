@@ -140,7 +140,7 @@ def test_classes_of_other_data_are_matched_by_name(segmenter, pictures):
     ours, theirs = (evaluate(predictor, s, np.arange(4)) for s in (source, turned))
     assert ours.metrics() == theirs.metrics()
     turned.classes = ["bars", "background", "disc"]
-    with pytest.raises(WeftError, match="'bars'.*Did you mean 'bar'"):
+    with pytest.raises(WeftError, match=r"'bars'.*Did you mean 'bar'"):
         evaluate(predictor, turned, np.arange(4))
     with pytest.raises(WeftError, match="is data to detect objects; the model was trained to segment"):
         evaluate(predictor, source_of(pictures, "detect"), np.arange(4))
