@@ -8,6 +8,7 @@ import timm
 import weft  # noqa: F401  registers the models
 from weft.analysis.cost import count_macs_by_kind, count_parameters
 from weft.analysis.papers import PAPERS, Paper, Row
+from weft.heads import make_segmenter
 
 PAGE = Path(__file__).with_name("counts.md")
 HEAD = """# Counts: the papers' figures and ours
@@ -22,8 +23,10 @@ COLUMNS = "| table | row | switches | pixels | parameters | paper | difference |
 
 def count(row: Row) -> tuple[int, int, int]:
     """Parameters, MACs, and MACs without the products of attention."""
-    model = timm.create_model(row.model, device="meta", **row.switches)
-    layers, attention = count_macs_by_kind(model, (3, row.img_size, row.img_size))
+    model = timm.create_model(row.model, device="meta", num_classes=0 if row.head else row.classes, **row.switches)
+    if row.head:
+        model = make_segmenter(model, row.head, row.classes)
+    layers, attention = count_macs_by_kind(model, (3, *_sides(row.img_size)))
     return count_parameters(model), layers + attention, layers
 
 
@@ -33,10 +36,17 @@ def line(paper: Paper, row: Row, parameters: int, macs: int, macs_of_layers: int
     compared = macs if counts_attention else macs_of_layers
     shown = _number(compared / 1e9) if counts_attention else f"{_number(compared / 1e9)} / {_number(macs / 1e9)}"
     label = f"{row.label} ({row.note})" if row.note else row.label
-    cells = [row.table, label, f"`{_call(row.model, row.switches)}`", str(row.img_size)]
+    head = dict(head=row.head, classes=row.classes) if row.head else {}
+    height, width = _sides(row.img_size)
+    pixels = str(height) if height == width else f"{height} x {width}"
+    cells = [row.table, label, f"`{_call(row.model, {**row.switches, **head})}`", pixels]
     cells += [f"{parameters / 1e6:.3f}", *_against(parameters / 1e6, row.paper_parameters)]
     cells += [shown, *_against(compared / 1e9, row.paper_macs)]
     return f"| {' | '.join(cells)} |"
+
+
+def _sides(img_size: int | tuple[int, int]) -> tuple[int, int]:
+    return (img_size, img_size) if isinstance(img_size, int) else img_size
 
 
 def _number(value: float) -> str:

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import json
+import sys
 
 import numpy as np
 import pytest
@@ -13,16 +15,22 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import nn
 from torchmetrics.detection import MeanAveragePrecision
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 import weft
-from weft.analysis.detections import DetectEvaluation
+from weft.analysis.detections import DetectEvaluation, collect
 from weft.config import Config, override
 from weft.data.loader import Batch
 from weft.data.objects import Objects
+from weft.data.shapes import draw, encode
 from weft.data.transforms import Preprocessing
+from weft.errors import WeftError
 from weft.heads.rcnn import make_detector
-from weft.tasks.coco import Found, Precision, decode, encode, restore
+from weft.tasks.coco import Found, Precision, pasted, restore, run_lengths
 from weft.tasks.detect import Detect
+from weft.tasks.task import cut
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # of pycocotools
 
 CLASSES = ["disc", "square", "never"]
 NUMBERS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")  # the first six of COCOeval.stats; [8] is AR 100
@@ -34,10 +42,10 @@ def no_objects() -> Objects:
     return Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.float32))
 
 
-def a_task(**values) -> Detect:
+def a_task(has_shapes=True, **values) -> Detect:
     config = override(Config(), SETTINGS | values)
     common = dict(preprocessing=FIT, device=torch.device("cpu"), dtype=torch.float32)
-    return Detect(config, classes=CLASSES, has_shapes=True, **common)
+    return Detect(config, classes=CLASSES, has_shapes=has_shapes, **common)
 
 
 # Average precision ------------------------------------------------------------------------------------------------
@@ -51,8 +59,8 @@ def a_set(seed: int, pictures: int, dense: bool) -> DetectEvaluation:
         height, width = (int(n) for n in rng.integers(60, 260, 2))
         n = int(rng.integers(0, 12 if dense else 4))
         boxes = random_boxes(rng, n, height, width)
-        shapes = [polygon(box) if rng.random() < 0.7 else uncompressed(polygon(box), height, width) for box in boxes]
-        area = [coco_masks.area(run_lengths(shape, height, width)) for shape in shapes]
+        shapes = [written(polygon(box), height, width, rng.integers(3)) for box in boxes]
+        area = [coco_masks.area(coco_runs(shape, height, width)) for shape in shapes]
         truth.append(
             Objects(
                 boxes=boxes.astype(np.float32),
@@ -68,7 +76,7 @@ def a_set(seed: int, pictures: int, dense: bool) -> DetectEvaluation:
         guesses = ordered(np.concatenate([near, far]), height, width).astype(np.float32)
         labels = np.concatenate([truth[-1].labels, truth[-1].labels[: n // 2], np.zeros(len(far), np.int64)])
         labels = np.where(rng.random(len(labels)) < 0.9, labels, 2 - labels)
-        masks = [encode(coco_masks.decode(run_lengths(polygon(box), height, width)).astype(bool)) for box in guesses]
+        masks = [encode(coco_masks.decode(coco_runs(polygon(box), height, width)).astype(bool)) for box in guesses]
         scores = rng.integers(1, 20, len(guesses)).astype(np.float32) / 20  # many are equal
         found.append(Found(guesses, labels, scores, masks))
         sizes.append((height, width))
@@ -90,15 +98,19 @@ def polygon(box) -> list[list[float]]:
     return [[left, top, right, top, right, bottom, (left + right) / 2, bottom, left, (top + bottom) / 2]]
 
 
-def run_lengths(shape, height: int, width: int):
+def coco_runs(shape, height: int, width: int):
+    if isinstance(shape, dict) and isinstance(shape["counts"], str):
+        return shape
     parts = coco_masks.frPyObjects(shape, height, width)
     return coco_masks.merge(parts) if isinstance(parts, list) else parts
 
 
-def uncompressed(shape, height: int, width: int):
-    flat = coco_masks.decode(run_lengths(shape, height, width)).T.ravel()
-    ends = np.flatnonzero(np.diff(np.concatenate([[0], flat, [2]])))
-    return {"size": [height, width], "counts": np.diff(ends, prepend=0).tolist()}
+def written(shape, height: int, width: int, way: int):
+    """As a polygon, as run lengths, or as packed ones: COCO files have all three."""
+    mask = coco_masks.decode(coco_runs(shape, height, width))
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], mask.T.ravel(), [2]])))
+    runs = {"size": [height, width], "counts": np.diff(ends, prepend=0).tolist()}
+    return (shape, runs, encode(mask))[way]
 
 
 def by_pycocotools(evaluation: DetectEvaluation, kind: str, most: int = 100) -> COCOeval:
@@ -154,10 +166,13 @@ def test_precision_is_pycocotools(seed, pictures, dense):
 
 def test_precision_is_torchmetrics():
     evaluation = a_set(3, 8, dense=True)
-    judge = MeanAveragePrecision(iou_type=("bbox", "segm"), backend="faster_coco_eval", class_metrics=True)
+    exact = dict(iou_thresholds=np.linspace(0.5, 0.95, 10).tolist(), rec_thresholds=np.linspace(0, 1, 101).tolist())
+    judge = MeanAveragePrecision(
+        iou_type=("bbox", "segm"), backend="faster_coco_eval", class_metrics=True, **exact
+    )  # without these thresholds are rounded to float32, and 0.2 is more than a recall of 1 / 5
     for found, truth, size in zip(evaluation.found, evaluation.truth, evaluation.sizes, strict=True):
-        masks = [decode(mask) for mask in found.masks]
-        true = [coco_masks.decode(run_lengths(shape, *size)).astype(bool) for shape in truth.shapes]
+        masks = [draw(mask, *size) for mask in found.masks]
+        true = [coco_masks.decode(coco_runs(shape, *size)).astype(bool) for shape in truth.shapes]
         blank = np.zeros((0, *size), bool)
         tensors = dict(labels=torch.from_numpy(truth.labels), iscrowd=torch.from_numpy(truth.crowd.astype(int)))
         judge.update(
@@ -255,11 +270,29 @@ def test_answers_come_back_at_the_pictures_own_size(height, width):
     found = restore(answer, shown, (height, width))
     np.testing.assert_allclose(found.boxes, [[0, 0, width / 2, height]], rtol=1e-5)
     assert found.labels.tolist() == [0]
-    mask = decode(found.masks[0])
+    mask = draw(found.masks[0], height, width)
     expected = np.zeros((height, width), bool)
     expected[: height // 2, : width // 2] = True
     assert mask.shape == (height, width)
     assert (mask != expected).sum() <= 2 * (height + width)  # the edges, which interpolation moves
+
+
+@given(st.integers(5, 80), st.integers(5, 80), st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_masks_are_pasted_as_by_torchvision(height, width, seed):
+    rng = np.random.default_rng(seed)
+    corners = np.sort(rng.random((6, 2, 2)), axis=1) * [width, height]
+    corners[0] = [[0, 0], [width, height]]
+    boxes = torch.from_numpy(corners.reshape(6, 4).astype(np.float32))
+    masks = torch.from_numpy(rng.random((6, 1, 28, 28), dtype=np.float32))
+    expected = paste_masks_in_image(masks, boxes, (height, width))[:, 0].numpy() > 0.5
+    assert pasted(masks, boxes, (height, width)) == [encode(mask) for mask in expected]
+
+
+def test_full_and_empty_masks_have_run_lengths():
+    for value in (False, True):
+        mask = np.full((4, 5), value)
+        assert run_lengths(mask, (0, 0), (4, 5)) == encode(mask)
 
 
 def rectangles(count: int = 2, size: tuple[int, int] = (64, 96)) -> Batch:
@@ -296,14 +329,124 @@ def evaluated(task: Detect, model: nn.Module, batch: Batch) -> dict[str, float]:
     return meter.result()
 
 
+def test_meter_and_evaluation_agree():
+    evaluation = a_set(5, 6, dense=True)
+    meter = a_task().meter()
+    rows = list(zip(evaluation.found, evaluation.truth, evaluation.sizes, strict=True))
+    meter.rows = dict(reversed(list(enumerate(rows))))  # however they came in
+    metrics = evaluation.metrics()
+    assert meter.result() == {name: metrics[name] for name in ("box_ap", "box_ap50", "mask_ap", "mask_ap50")}
+
+
+def test_processes_share_what_they_found(monkeypatch):
+    evaluation = a_set(5, 6, dense=True)
+    rows = list(enumerate(zip(evaluation.found, evaluation.truth, evaluation.sizes, strict=True)))
+    alone, *meters = (a_task().meter() for _ in range(3))
+    alone.rows = dict(rows)
+    for rank, meter in enumerate(meters):
+        meter.rows = dict(rows[rank::2])
+    gathered = [dict(meter.rows) for meter in meters]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr(
+        "torch.distributed.all_gather_object", lambda parts, mine: parts.__setitem__(slice(2), gathered)
+    )
+    for meter in meters:
+        meter.reduce()
+        assert meter.result() == alone.result()
+
+
+def test_an_answer_does_not_depend_on_its_neighbours():
+    task = a_task(**{"test.score": 0.0})
+    model = small_detector(test=override(Config(), {"test.score": 0.0}).test).eval()
+    pictures = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in ((64, 96), (96, 64), (64, 96), (40, 50))]
+    together = task.infer(model, pictures)
+    for picture, answer in zip(pictures, together, strict=True):
+        torch.testing.assert_close(task.infer(model, [picture])[0], answer, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_a_batch_add_up():
+    """Torchvision's loss of a part weighs as much as the part has pictures."""
+    task, batch = a_task(), rectangles(3)
+    x, y = task.prepare(batch, 0)
+
+    def forward(pictures, targets):
+        return {"a": torch.stack([p.mean() for p in pictures]).mean(), "b": torch.tensor(2.0)}
+
+    whole, hits = task.loss(forward, x, y, 3)
+    parts = [task.loss(forward, *part, 3)[0] for part in zip(cut(x, 2), cut(y, 2), strict=True)]
+    torch.testing.assert_close(sum(parts), whole)
+    assert hits == 0
+    assert [target["labels"].tolist() for target in y] == [[1, 2]] * 3
+    assert batch.labels[0]["labels"].tolist() == [0, 1]  # those of the loader stay as they are
+
+
+@pytest.mark.parametrize(
+    ("has_shapes", "values", "size"),
+    [
+        (True, {}, (64, 107)),
+        (False, {"augment.short_sides": [32, 48], "augment.long_side": 80}, (48, 80)),
+        (True, {"augment.crop": "random"}, (64, 64)),
+    ],
+)
+def test_made_up_batches_are_of_the_largest_size_and_train(has_shapes, values, size):
+    task = a_task(has_shapes, **values)
+    batch = task.made_up(2)
+    assert batch.pictures[0].shape == (3, *size)
+    assert ("masks" in batch.labels[0]) == has_shapes
+    model = small_detector("mask-rcnn" if has_shapes else "faster-rcnn").train()
+    loss, _ = task.loss(model, *task.prepare(batch, 0), 2)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert task.score == ("mask_ap" if has_shapes else "box_ap")
+
+
+class Rectangles:
+    """A source of three pictures, one of which cannot be read."""
+
+    task, multilabel, classes, names = "detect", True, CLASSES, ["a", "broken", "c"]
+    labels = np.zeros((3, len(CLASSES)), bool)
+
+    def __init__(self):
+        self.batch = rectangles(3)
+
+    def open(self, index):
+        return np.zeros((0, 3, 3), np.uint8) if index == 1 else self.batch.pictures[index].permute(1, 2, 0).numpy()
+
+    def target(self, index):
+        return self.batch.truth[index]
+
+
+def test_collects_what_is_found_in_a_source():
+    told = []
+    task = a_task()
+    evaluation = collect(task, Toy(), Rectangles(), np.arange(3), progress=lambda *done: told.append(done))
+    assert evaluation.names == ["a", "c"]
+    assert evaluation.sizes == [(64, 96)] * 2
+    assert told[-1] == (3, 3)
+    assert evaluation.metrics()["objects"] == 4
+    assert [len(found) for found in evaluation.found] == [1, 1]
+    json.dumps(evaluation.metrics())
+
+
+def test_the_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(WeftError, match="pip install"):
+        Precision([], [], [], 1, "box")
+
+
+def small_detector(head="mask-rcnn", **settings):
+    args = dict(channels=32, box_width=64, proposals=50, roi_samples=32, anchor_sizes=[16, 32, 64, 128, 256])
+    return make_detector(weft.create_model("cetnet_nano", num_classes=0), head, len(CLASSES), **args, **settings)
+
+
 def test_learns_two_pictures():
     torch.manual_seed(1)
     task, batch = a_task(), rectangles()
-    args = dict(channels=32, box_width=64, proposals=50, roi_samples=32, anchor_sizes=[16, 32, 64, 128, 256])
-    model = make_detector(weft.create_model("cetnet_nano", num_classes=0), "mask-rcnn", len(CLASSES), **args).train()
+    model = small_detector().train()
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     x, y = task.prepare(batch, 0)
-    for _ in range(60):
+    for _ in range(50):
         loss, _ = task.loss(model, x, y, len(x))
         optimizer.zero_grad()
         loss.backward()

@@ -207,7 +207,8 @@ def test_in_chans_and_classes(name):
     assert model(torch.empty(2, 5, 64, 64, device="meta", dtype=torch.float64)).shape == (2, 7)
     assert {p.dtype for p in model.parameters()} == {torch.float64}
     model.reset_classifier(3)
-    assert (model.get_classifier().out_features, model.head.weight.dtype) == (3, torch.float64)
+    classifier = model.get_classifier()
+    assert (classifier.out_features, classifier.weight.dtype) == (3, torch.float64)
 
 
 @pytest.mark.parametrize("name", [info.name for info in catalog()])

@@ -8,6 +8,7 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
@@ -36,8 +37,7 @@ def a_target(*boxes, size=(64, 96), masks=True):
 
 @pytest.mark.parametrize(("name", "millions"), CETNET.items())
 def test_parameters_are_those_of_the_paper(name, millions):
-    with torch.device("meta"):
-        detector = make_detector(weft.create_model(name, num_classes=0), "mask-rcnn", 80)
+    detector = make_detector(weft.create_model(name, num_classes=0, device="meta"), "mask-rcnn", 80)
     assert round(sum(p.numel() for p in detector.parameters()) / 1e6) == millions
 
 
@@ -45,9 +45,7 @@ def test_losses_and_answers_are_torchvisions():
     """The same weights in torchvision's Mask R-CNN, which resizes and normalises by itself."""
     ours = make_detector(timm.create_model("resnet18", num_classes=0), "mask-rcnn", 3, proposals=50)
     theirs = MaskRCNN(
-        resnet_fpn_backbone(
-            backbone_name="resnet18", weights=None, norm_layer=torch.nn.BatchNorm2d, trainable_layers=5
-        ),
+        resnet_fpn_backbone(backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5),
         num_classes=4,
         min_size=64,
         max_size=96,
@@ -162,7 +160,7 @@ def test_is_built_again_from_json():
 )
 def test_wrong_arguments_are_told(head, args, message):
     with pytest.raises(WeftError, match=message) as caught:
-        a_detector(head, **args)
+        make_detector(nn.Identity(), head, 3, **args)
     assert "\n" not in str(caught.value)
 
 

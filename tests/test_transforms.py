@@ -222,7 +222,7 @@ def test_no_bit_left_is_black() -> None:
 def test_resizing_is_pillows_up_to_rounding() -> None:
     image = picture(100, 120)
     for mode in ("bilinear", "bicubic"):
-        for size in ((32, 32), (150, 130), (100, 40)):
+        for size in ((32, 32), (150, 130), (100, 40), (1, 30), (30, 1), (1, 1)):
             expected = to_channels_first(resize(image, size, mode), 8)
             assert (resize(to_channels_first(image, 8), size, mode).int() - expected.int()).abs().max() <= 2
 

@@ -107,18 +107,21 @@ def collect(
     indices: np.ndarray,
     *,
     workers: int = 0,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> DetectEvaluation:
     """What the model, in evaluation mode, finds in the pictures of a source; unreadable ones are left out.
 
-    `progress` is called with the number of pictures done.
+    `progress` is called with the number of pictures done and of all pictures.
     """
-    meter = task.meter()
+    meter, done = task.meter(), 0
     batches = eval_batches(
         source, task.preprocessing, indices, batch=task.eval_batch, workers=workers, pin=task.device.type == "cuda"
     )
     for batch in batches:
-        meter.update(task.infer(model, batch.pictures), batch)
-        progress(len(meter.rows))
+        if len(batch.pictures):
+            meter.update(task.infer(model, batch.pictures), batch)
+        done += len(batch.pictures) + len(batch.bad)
+        if progress:
+            progress(done, len(indices))
     names = [source.names[index] for index in sorted(meter.rows)]
     return DetectEvaluation(names, task.classes, *meter.columns(), masks=task.has_shapes, most=task.most)

@@ -15,12 +15,14 @@ class Row:
     label: str
     model: str
     switches: dict[str, Any]
-    img_size: int
+    img_size: int | tuple[int, int]  # height and width where they differ
     parameters: int  # what counting must give
     macs: float  # in G, attention included, to a thousandth
     paper_parameters: float | None = None  # in M, as printed
     paper_macs: float | None = None  # in G, as printed
     note: str = ""
+    head: str = ""  # of a network for segmentation
+    classes: int = 1000
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ VT = Paper(
     "2006.03677",
     counts_attention=True,
     remark="No code was published; the configuration is solved for from these tables. The paper cuts its parameters "
-    "off after the first digit.",
+    "off after the first digit. The networks for segmentation are built on ResNets as first published, with a stride "
+    "in the 1x1 convolution; the semantic head of COCO-Stuff has Detectron2's 54 classes.",
     rows=(
         Row("2", "VT-R18", "vt_resnet18", {}, 224, 11_657_528, 1.579, 11.6, 1.579),
         Row("2", "VT-R34", "vt_resnet34", {}, 224, 21_870_136, 3.299, 21.8, 3.299),
@@ -148,6 +151,20 @@ VT = Paper(
             22_515_768, 3.571),
         Row("-", "VT-R101, torchvision's strides", "vt_resnet101", dict(bottleneck_stride="3x3"), 224,
             41_507_896, 7.283),
+        *(
+            Row(table, f"R{depth} {head.upper()}", f"resnet{depth}_v1", {}, size, parameters, macs, None, paper,
+                head=head, classes=classes)
+            for table, classes, size, depth, head, parameters, macs, paper in (
+                ("9", 54, (800, 1216), 50, "fpn", 28_483_190, 159.135, 159),
+                ("9", 54, (800, 1216), 50, "vt-fpn", 31_925_910, 112.609, 113),
+                ("9", 54, (800, 1216), 101, "fpn", 47_475_318, 231.106, 231),
+                ("9", 54, (800, 1216), 101, "vt-fpn", 50_918_038, 184.581, 185),
+                ("10", 20, 473, 50, "fpn", 28_478_804, 37.339, 37.1),
+                ("10", 20, 473, 50, "vt-fpn", 31_921_524, 26.543, 26.4),
+                ("10", 20, 473, 101, "fpn", 47_470_932, 54.385, 54.4),
+                ("10", 20, 473, 101, "vt-fpn", 50_913_652, 43.589, 43.6),
+            )
+        ),
     ),
 )
 
@@ -168,6 +185,15 @@ CETNET = Paper(
         Row("1", "CETNet-S at 384", "cetnet_small", {}, 384, 33_522_160, 20.776, 34, 19.9),
         Row("1", "CETNet-B", "cetnet_base", {}, 224, 74_633_716, 15.500, 75, 15.1),
         Row("1", "CETNet-B at 384", "cetnet_base", {}, 384, 74_633_716, 45.815, 75, 44.5),
+        *(
+            Row("3", f"CETNet-{size[0].upper()}, UPerNet", f"cetnet_{size}", {}, (512, 2048), parameters, macs, *paper,
+                "attention counted", head="upernet", classes=150)
+            for size, parameters, macs, paper in (
+                ("tiny", 53_211_752, 934.477, (53.2, 935)),
+                ("small", 63_317_684, 989.417, (63.4, 990)),
+                ("base", 106_287_224, 1170.257, (106.3, 1176)),
+            )
+        ),
         Row("4", "T without LEWin", "cetnet_tiny", dict(le="none"), 224, 23_217_700, 4.351, 23.3, 4.2),
         Row("-", "T, one convolution per block", "cetnet_tiny", dict(le="pre"), 224, 23_283_876, 4.365),
         Row("4", "shallow-wide", "cetnet_tiny", _WIDE, 224, 30_558_322, 5.451, 29, 4.6,

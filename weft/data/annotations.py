@@ -141,7 +141,7 @@ def box_source(
         names=names,
         labels=targets.occurrence(len(classes)),
         reader=reader,
-        splits=np.array(splits),
+        splits=np.array(splits, "<U5"),
         multilabel=True,
         notes=[*notes, *note_alike(classes)],
         task="detect",
@@ -174,9 +174,12 @@ class Gathering:
     ) -> None:
         """`box`: left, top, right, bottom; `shape`: JSON; `number` names the object."""
         left, top, right, bottom = map(float, box)
+        at = self.picture_keys.setdefault(picture, len(self.picture_keys))
+        kind = self.class_keys.setdefault(label, len(self.class_keys))
+        # whatever can fail has been done: columns stay of one length
         self.boxes.extend((left, top, right, bottom))
-        self.pictures.append(self.picture_keys.setdefault(picture, len(self.picture_keys)))
-        self.labels.append(self.class_keys.setdefault(label, len(self.class_keys)))
+        self.pictures.append(at)
+        self.labels.append(kind)
         self.numbers.append(number)
         self.area.append(area)
         self.crowd.append(crowd)
@@ -195,7 +198,7 @@ class Gathering:
         pictures = pictures[np.array(self.pictures, np.int64)]
         labels = np.array([classes.get(key, UNKNOWN) for key in self.class_keys], np.int64)
         labels = labels[np.array(self.labels, np.int64)]
-        known = self._known(names, pictures, labels)
+        known = self._known(names, pictures, labels, classes)
         boxes = np.array(self.boxes, np.float64).reshape(-1, 4)[known]
         kept, boxes = self._clean(names, pictures[known], known, boxes, picture_sizes)
         kept = kept[np.argsort(pictures[known][kept], kind="stable")]
@@ -219,14 +222,27 @@ class Gathering:
             faults=self.faults,
         )
 
-    def _known(self, names: Names, pictures: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def repeats(self, row: int, picture: Hashable, label: Hashable, box: Sequence[float]) -> bool:
+        """Whether an object is the one at `row` once more."""
+        same = (self.picture_keys.get(picture), self.class_keys.get(label)) == (self.pictures[row], self.labels[row])
+        return same and self.boxes[4 * row : 4 * row + 4] == array("d", box)
+
+    def _known(self, names: Names, pictures: np.ndarray, labels: np.ndarray, classes: Mapping[Any, int]) -> np.ndarray:
         """Positions of objects whose picture and class are there."""
-        keys = list(self.picture_keys)
+        keys = [_last(key) for key in self.picture_keys]
         for i in np.flatnonzero(pictures == UNKNOWN):
-            self._fault("unknown-picture", f"image {_last(keys[self.pictures[i]])}", i, "belongs to it")
-        keys = list(self.class_keys)
-        for i in np.flatnonzero((pictures >= 0) & (labels == UNKNOWN)):
-            self._fault("unknown-class", names[pictures[i]], i, f"has the class {_last(keys[self.labels[i]])}")
+            self._fault("unknown-picture", f"image {keys[self.pictures[i]]}", i, "belongs to it")
+        keys = [_last(key) for key in self.class_keys]
+        unnamed = np.flatnonzero((pictures >= 0) & (labels == UNKNOWN))
+        for i in unnamed:
+            self._fault("unknown-class", names[pictures[i]], i, f"has the class {keys[self.labels[i]]}")
+        used, named = ([key for key in map(_last, given) if type(key) is int] for given in (keys, classes))
+        if len(unnamed) and used and named:
+            above = max(used) == max(named) + 1 and min(used) > min(named)
+            below = min(used) == min(named) - 1 and max(used) < max(named)
+            if above or below:
+                words = f"of objects are {min(used)} to {max(used)}, those with names {min(named)} to {max(named)}"
+                self.faults.add("offset", "classes", f"{words}: one of the two seems to count from 1")
         return np.flatnonzero((pictures >= 0) & (labels >= 0))
 
     def _clean(
@@ -235,17 +251,18 @@ class Gathering:
         """Which of the objects at `rows` stay, and their boxes (rows, 4), clipped."""
         edge = np.ones((len(boxes), 2)) if self.relative else picture_sizes[pictures, ::-1].astype(np.float64)
         edge[edge == 0] = np.inf  # width and height of the picture
-        finite: np.ndarray = np.isfinite(boxes).all(axis=1)
+        finite = np.logical_and.reduce(np.isfinite(boxes), axis=1)
         clipped = np.clip(np.where(finite[:, None], boxes, 0), 0, np.tile(edge, 2))
         sides = clipped[:, 2:] - clipped[:, :2]
         narrow = finite & ((sides < (0 if self.relative else SMALLEST)) | (sides <= 0)).any(axis=1)
-        slack = OUTSIDE_PART if self.relative else OUTSIDE
-        outside = finite & ~narrow & (np.abs(clipped - boxes) > slack).any(axis=1)
+        reach = np.abs(clipped - boxes) > (OUTSIDE_PART if self.relative else OUTSIDE)
+        outside = finite & ~narrow & reach.any(axis=1)
         for kind, chosen in (("not-a-number", ~finite), ("no-area", narrow), ("outside", outside)):
             for i in np.flatnonzero(chosen):
-                of = "" if self.relative else f" in a picture of {edge[i][0]:g} x {edge[i][1]:g}"
-                box = ", ".join(f"{value:g}" for value in boxes[i])
-                self._fault(kind, names[pictures[i]], rows[i], f"lies from left, top to right, bottom [{box}]{of}")
+                left, top, right, bottom = boxes[i]
+                box = f"reaches from x {left:g}, y {top:g} to x {right:g}, y {bottom:g}"
+                of = "" if self.relative or np.isinf(edge[i]).any() else f" of {edge[i][0]:g} x {edge[i][1]:g} pixels"
+                self._fault(kind, names[pictures[i]], rows[i], box + of)
         self._suspect(boxes[finite], edge[finite], int(outside.sum()))
         return np.flatnonzero(finite & ~narrow), clipped
 
@@ -269,7 +286,7 @@ class Gathering:
 
 def _last(key: Any) -> Any:
     """What a file calls a picture or a class: keys of several files have the file's number before it."""
-    return repr(key[-1] if isinstance(key, tuple) else key)
+    return key[-1] if isinstance(key, tuple) else key
 
 
 def _rectangle(box: np.ndarray) -> list[list[float]]:

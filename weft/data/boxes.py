@@ -1,9 +1,9 @@
 """Pictures with boxes around objects, and maybe their shapes: COCO's JSON here, `voc` and `yolo` beside it.
 
-| Where | What is looked for |
+| What is given | What is looked for |
 |---|---|
 | a `.json` file | its pictures beside it, in a folder called as its split, in `images/` or `data/`, or one level up |
-| a folder | `annotations/instances_train2017.json`, `instances_val.json`, `train/_annotations.coco.json`, any one file |
+| a folder | `annotations/instances_train2017.json`, `train/_annotations.coco.json`, JSON beside folders of pictures |
 """
 
 import json
@@ -19,14 +19,15 @@ import numpy as np
 
 from weft.data import voc, yolo
 from weft.data.annotations import Gathering, box_source
+from weft.data.folders import list_folder
 from weft.data.read import BadPicture
-from weft.data.shapes import box_of, draw
+from weft.data.shapes import extent
 from weft.data.sources import Files, Names, Source, listed, natural, some, split_of
 from weft.data.tables import _missing as missing_files
 from weft.errors import WeftError
 
 MAX_JSON = 8_000_000_000  # bytes; the largest published set has 5
-NOT_OBJECTS = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")  # COCO's other files
+OTHER_FILES = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")  # of COCO, beside instances
 WINDOW = 1 << 16  # bytes of a file that are looked at to recognise it
 
 Key = tuple[int, Any]  # the file's number, and an id in it
@@ -34,7 +35,7 @@ Key = tuple[int, Any]  # the file's number, and an id in it
 
 def recognise(path: Path) -> str:
     """ "coco", "voc" or "yolo" where `path` holds boxes, else nothing. Looks at names and a few kilobytes."""
-    if path.suffix.lower() == ".json" and path.is_file():
+    if path.is_file() and path.suffix.lower() == ".json":
         return "coco" if _has_boxes(path) else ""
     if path.is_dir() and _coco_files(path):
         return "coco"
@@ -42,111 +43,110 @@ def recognise(path: Path) -> str:
 
 
 def open_boxes(source: str, *, task: str = "auto") -> Source:
-    """COCO, VOC or YOLO data, whichever it is."""
+    """COCO, VOC or YOLO data, whichever it is. `task` may be anything but a task that learns no boxes."""
     path = Path(source).expanduser()
-    kind = recognise(path) or ("coco" if path.suffix.lower() == ".json" else "")
+    kind = recognise(path) or ("coco" if path.is_file() and path.suffix.lower() == ".json" else "")
+    if task not in ("auto", "detect"):
+        raise WeftError(f"{source} holds boxes, which data.task={task} does not learn from; leave it out.")
     if not kind:
-        raise WeftError(
-            f"{source} holds no boxes that Weft finds: expected a COCO JSON file, VOC's Annotations/*.xml, or YOLO's "
-            "labels/ beside images/."
-        )
+        expected = "a COCO JSON file, VOC's Annotations/ beside JPEGImages/, or YOLO's labels/ beside images/"
+        raise WeftError(f"{source} holds no boxes that Weft finds; expected {expected}.")
     return {"coco": open_coco, "voc": voc.open_voc, "yolo": yolo.open_yolo}[kind](source)
 
 
 def open_coco(source: str) -> Source:
+    """A COCO JSON file, or a folder with one for each split."""
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else _coco_files(path)
+    if path.is_file():
+        return _Reading(source, {"": path}).finish(None)
+    files = _coco_files(path)
     if not files:
-        raise WeftError(f"{source} holds no COCO JSON file with boxes.")
-    reading = _Reading(source)
-    for file in _by_split(source, files) if path.is_dir() else files:
-        reading.read(file, split="" if path.is_file() else _split(file))
-    return reading.finish(path if path.is_dir() else None, files)
+        raise WeftError(f"{source} holds no COCO JSON file with boxes, nor do its folders annotations, train or val.")
+    return _Reading(source, _by_split(source, files)).finish(path)
 
 
 class _Reading:
     """What the files of a set hold, before it is put together."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, files: dict[str, Path]) -> None:
         self.source = source
         self.objects = Gathering()
         self.faults = self.objects.faults
-        self.files: list[Path] = []
-        self.splits: list[str] = []
+        self.splits, self.files = list(files), list(files.values())
         self.pictures: list[dict[Any, tuple[str, int, int]]] = []  # of each file: id to name, height and width
-        self.categories: list[dict[Any, str]] = []  # id to name
+        self.categories: list[dict[Any, str]] = []  # of each file: id to name
+        for file in self.files:
+            self._read(file)
 
-    def read(self, file: Path, split: str) -> None:
-        self.number = len(self.files)
-        self.files.append(file)
-        self.splits.append(split)
-        self.pictures.append({})
-        self.categories.append({})
-        self.ids: dict[Any, tuple[Any, ...]] = {}
-        take = {"images": self._picture, "annotations": self._object, "categories": self._category}
-        for kind, record in _records(file):
-            try:
-                take[kind](record)
-            except (AttributeError, BadPicture, KeyError, TypeError, ValueError, OverflowError) as error:
-                what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-                identity = record.get("id") if isinstance(record, dict) else None
-                self.faults.add("malformed", f"{file.name} {kind} {identity}", what)
-        for kind, found in (("images", self.pictures), ("categories", self.categories)):
-            if not found[-1]:
-                raise WeftError(f"{file} has no {kind}; expected COCO's lists images, annotations and categories.")
-
-    def finish(self, root: Path | None, given: list[Path]) -> Source:
-        folders = [_picture_folder(f, [name for name, _, _ in p.values()]) for f, p in zip(self.files, self.pictures)]
+    def finish(self, root: Path | None) -> Source:
+        """`root`: what names of pictures count from; else their folder."""
+        names = [[name for name, _, _ in pictures.values()] for pictures in self.pictures]
+        folders = [*map(_picture_folder, self.files, names)]
         root = root or folders[0]
         positions, paths, sizes, splits = self._place(root, folders)
         classes, numbers, notes = self._classes()
         names = Names(paths)
         reader = Files(root, names)
-        size_column = np.array(sizes, np.int32).reshape(-1, 2)
-        targets = self.objects.finish(names, positions, numbers, size_column, reader)
-        files = listed([posixpath.relpath(file, root) if file.is_relative_to(root) else file.name for file in given])
-        return box_source(self.source, f"COCO boxes in {files}", classes, names, reader, splits, targets, notes)
+        targets = self.objects.finish(names, positions, numbers, np.array(sizes, np.int32), reader)
+        layout = f"COCO boxes in {listed([file.name for file in self.files])}"
+        return box_source(self.source, layout, classes, names, reader, splits, targets, notes)
+
+    def _read(self, file: Path) -> None:
+        self.pictures.append({})
+        self.categories.append({})
+        self.rows: dict[Any, int] = {}  # of this file: an object's id to where it is kept
+        take = {"images": self._picture, "annotations": self._object, "categories": self._category}
+        for kind, record in _records(file):
+            try:
+                take[kind](record)
+            except (AttributeError, BadPicture, KeyError, TypeError, ValueError, OverflowError) as error:
+                what = f"has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+                identity = record.get("id") if isinstance(record, dict) else str(record)[:40]
+                self.faults.add("malformed", f"{file.name}, {kind}, id {identity}", what)
+        for kind, found in (("images", self.pictures), ("categories", self.categories)):
+            if not found[-1]:
+                raise WeftError(f"{file} has no {kind}; expected COCO's lists images, annotations and categories.")
 
     def _picture(self, record: dict[str, Any]) -> None:
         name = str(record["file_name"]).replace("\\", "/")
-        size = [int(record.get(side) or 0) for side in ("height", "width")]
-        if min(size) < 0 or max(size) >= 1 << 31:
-            raise ValueError(f"a size of {size[1]} x {size[0]}")
-        found = self.pictures[-1].setdefault(record["id"], (name, *size))
-        if found != (name, *size):
-            self.faults.add("duplicate-id", name, f"has the id {record['id']} of {found[0]} and is left out")
+        height, width = (int(record.get(side) or 0) for side in ("height", "width"))
+        if min(height, width) < 0 or max(height, width) >= 1 << 31:
+            raise ValueError(f"has a size of {width} x {height}")
+        first = self.pictures[-1].setdefault(record["id"], (name, height, width))
+        if first[0] != name:
+            self.faults.add("duplicate-id", name, f"has the image id {record['id']} of {first[0]} and is left out")
 
     def _category(self, record: dict[str, Any]) -> None:
-        name = str(record["name"])
-        if name in self.categories[-1].values():
-            name = f"{name} {record['id']}"
-        if self.categories[-1].setdefault(record["id"], name) != name:
-            self.faults.add("duplicate-id", name, f"has the category id of {self.categories[-1][record['id']]}")
+        name, known = str(record["name"]), self.categories[-1]
+        if record["id"] in known:
+            first = known[record["id"]]
+            self.faults.add("duplicate-id", name, f"has the category id {record['id']} of {first} and is left out")
+            return
+        known[record["id"]] = f"{name} {record['id']}" if name in known.values() else name
 
     def _object(self, record: dict[str, Any]) -> None:
-        picture, category = (self.number, record["image_id"]), (self.number, record["category_id"])
-        identity = record.get("id", len(self.objects.numbers))
+        row, file = len(self.objects.numbers), len(self.pictures)
+        identity = record.get("id", row)
+        picture, category = (file, record["image_id"]), (file, record["category_id"])
         shape = self._shape(record.get("segmentation"), picture, identity)
-        box = record.get("bbox") or _around(shape)
-        left, top, width, height = map(float, box)
-        same = (picture, category, *box)
-        if self.ids.setdefault(identity, same) is not same:
+        left, top, right, bottom = _box(record.get("bbox"), shape)
+        first = self.rows.setdefault(identity, row)
+        if first != row:
             self.faults.add("duplicate-id", self._name(picture), f"has another object with the id {identity}")
-            if self.ids[identity] == same:
+            if self.objects.repeats(first, picture, category, (left, top, right, bottom)):
                 return
-        area = record.get("area")
         self.objects.add(
             picture,
             category,
-            (left, top, left + width, top + height),
-            number=identity if isinstance(identity, int) else len(self.objects.numbers),
+            (left, top, right, bottom),
+            number=identity if isinstance(identity, int) and abs(identity) < 1 << 62 else row,
             crowd=bool(record.get("iscrowd")),
-            area=float(area) if area and not math.isinf(float(area)) else math.nan,
+            area=float(record.get("area") or math.nan),
             shape=json.dumps(shape, separators=(",", ":")).encode() if shape else b"",
         )
 
     def _shape(self, shape: Any, picture: Key, identity: Any) -> Any:
-        """Run lengths as they are; polygons without the parts that have no inside."""
+        """Run lengths as they are; polygons without parts that have no inside."""
         if isinstance(shape, dict):
             return {"size": shape["size"], "counts": shape["counts"]}
         parts = shape or []
@@ -154,8 +154,8 @@ class _Reading:
             parts = [parts]
         good = [part for part in parts if len(part) >= 6 and len(part) % 2 == 0]
         if len(good) < len(parts):
-            points = min(len(part) for part in parts if len(part) < 6 or len(part) % 2)
-            words = f"object {identity} has a polygon of {points} numbers, which are {points / 2:g} points"
+            numbers = min(len(part) for part in parts if len(part) < 6 or len(part) % 2)
+            words = f"object {identity} has a polygon of {numbers} numbers: {numbers / 2:g} points"
             self.faults.add("few-points", self._name(picture), words)
         return good
 
@@ -165,115 +165,110 @@ class _Reading:
     def _place(self, root: Path, folders: list[Path]) -> tuple[dict[Key, int], list[str], list[Any], list[str]]:
         """Positions of pictures by their keys, -1 for those that are not there; and names, sizes and splits."""
         positions: dict[Key, int] = {}
-        paths: list[str] = []
-        sizes, splits, place = [], [], {}
-        for number, (folder, pictures) in enumerate(zip(folders, self.pictures, strict=True)):
-            prefix = os.path.relpath(folder, root)
-            there = {key: posixpath.normpath(posixpath.join(prefix, name)) for key, (name, _, _) in pictures.items()}
-            missing = missing_files(root, list(there.values()))
-            for key, path in there.items():
+        place: dict[str, int] = {}
+        sizes: list[tuple[int, int]] = []
+        splits: list[str] = []
+        for number, (folder, pictures) in enumerate(zip(folders, self.pictures, strict=True), 1):
+            inside = os.path.relpath(folder, root)
+            paths = {key: posixpath.normpath(posixpath.join(inside, name)) for key, (name, _, _) in pictures.items()}
+            missing = missing_files(root, list(paths.values()))
+            split = self.splits[number - 1]
+            for key, path in paths.items():
                 if path in missing or path.startswith(("../", "/")):
-                    self.faults.add("missing-picture", path, "is no file in that folder")
+                    self.faults.add("missing-picture", path, "is not there")
                     positions[number, key] = -1
                     continue
-                if path in place:
-                    first = place[path]
-                    kind = "double-picture" if splits[first] == self.splits[number] else "split-picture"
-                    self.faults.add(kind, path, f"is listed again as image {key} of {self.files[number].name}")
-                positions[number, key] = place.setdefault(path, len(paths))
-                if place[path] == len(paths):
-                    paths.append(path)
-                    sizes.append(pictures[key][1:])
-                    splits.append(self.splits[number])
-        if not paths:
+                at = positions[number, key] = place.setdefault(path, len(place))
+                if at < len(sizes):
+                    kind = "repeated-picture" if splits[at] == split else "split-picture"
+                    self.faults.add(kind, path, f"is listed again in {self.files[number - 1].name}, as image {key}")
+                    continue
+                sizes.append(pictures[key][1:])
+                splits.append(split)
+        if not place:
             wanted = some([name for name, _, _ in self.pictures[0].values()], 2)
-            raise WeftError(
-                f"{self.files[0]}: none of its pictures is there, such as {wanted}; looked in {folders[0]}."
-            )
-        return positions, paths, sizes, splits
+            raise WeftError(f"{self.files[0]}: none of its pictures is in {folders[0]} or beside it, such as {wanted}.")
+        return positions, list(place), sizes, splits
 
     def _classes(self) -> tuple[list[str], dict[Key, int], list[str]]:
         """Classes in the order of their ids, first file first, and the number of each category of each file."""
         classes: dict[str, int] = {}
         numbers: dict[Key, int] = {}
-        for number, categories in enumerate(self.categories):
+        for file, categories in enumerate(self.categories, 1):
             for identity in sorted(categories, key=lambda identity: natural(str(identity))):
-                numbers[number, identity] = classes.setdefault(categories[identity], len(classes))
-        notes = []
-        ids = [identity for identity in self.categories[0] if isinstance(identity, int)]
-        if ids and max(ids) - min(ids) >= len(ids):
-            notes.append(f"The {len(ids)} category ids from {min(ids)} to {max(ids)} have gaps; classes count without.")
-        return list(classes), numbers, notes
+                numbers[file, identity] = classes.setdefault(categories[identity], len(classes))
+        ids = sorted(identity for identity in self.categories[0] if isinstance(identity, int)) or [0]
+        note = f"The {len(ids)} category ids from {ids[0]} to {ids[-1]} have gaps; classes do not."
+        return list(classes), numbers, [note] if ids[-1] - ids[0] >= len(ids) else []
+
+
+def _box(box: Any, shape: Any) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a COCO box, or of a shape that has none."""
+    if box:
+        left, top, width, height = map(float, box)
+        return left, top, left + width, top + height
+    if not shape:
+        raise ValueError("has neither a box nor a shape")
+    left, top, right, bottom = extent(shape).tolist()
+    return left, top, right, bottom
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """("images", {...}), ("annotations", {...}), ... one at a time, so that a large file is never all objects at once."""
+    """("images", {...}), ("annotations", {...}), ... one at a time: a large file as objects would fill the memory."""
     try:
         if path.stat().st_size > MAX_JSON:
             raise WeftError(f"{path} has more than {MAX_JSON // 10**9} GB; split it.")
-        text = path.read_text(encoding="utf-8-sig")
-        yield from _parsed(text)
+        yield from _parsed(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {error.strerror}.") from None
+    except WeftError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, WeftError):
-            raise
         raise WeftError(f"{path} is no COCO JSON file: {' '.join(str(error).split())}.") from None
 
 
 def _parsed(text: str) -> Iterator[tuple[str, Any]]:
+    """The members of the three lists of a JSON object, whatever their order."""
     decode = json.JSONDecoder().raw_decode
-    blank = re.compile(r"[ \t\r\n]*")
+    blanks = re.compile(r"[ \t\r\n]*")
 
-    def after(position: int, letters: str) -> tuple[str, int]:
-        """The next letter, which must be one of `letters`, and the position of what follows it."""
-        position = blank.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess]
-        if text[position : position + 1] not in [*letters]:
-            found = text[position : position + 1] or "the end"
-            raise ValueError(f"expected {' or '.join(letters)} at letter {position}, found {found}")
-        return text[position], blank.match(text, position + 1).end()  # pyright: ignore[reportOptionalMemberAccess]
+    def skip(at: int) -> int:
+        return blanks.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]  it matches nothing, too
 
-    letter, at = after(0, "{")
-    while letter != "}":
+    def expect(at: int, *signs: str) -> tuple[str, int]:
+        """The next sign, which must be one of `signs`, and where it goes on."""
+        at = skip(at)
+        if text[at : at + 1] not in signs:
+            raise ValueError(f"expected {' or '.join(signs)} at letter {at}, found {text[at : at + 1] or 'the end'}")
+        return text[at], skip(at + 1)
+
+    sign, at = expect(0, "{")
+    while sign != "}":
         key, at = decode(text, at)
-        _, at = after(at, ":")
+        _, at = expect(at, ":")
         if key not in ("images", "annotations", "categories") or text[at : at + 1] != "[":
             _, at = decode(text, at)
         else:
-            letter, at = after(at, "[")
+            sign, at = expect(at, "[")
             if text[at : at + 1] == "]":
-                letter, at = "]", at + 1
-            while letter != "]":
+                sign, at = expect(at, "]")
+            while sign != "]":
                 record, at = decode(text, at)
-                letter, at = after(at, ",]")
                 yield key, record
-        letter, at = after(at, ",}")
-
-
-def _around(shape: Any) -> list[float]:
-    """Left, top, width and height of a shape that has no box."""
-    if not shape:
-        raise ValueError("neither a box nor a shape")
-    if isinstance(shape, dict):
-        left, top, right, bottom = box_of(draw(shape, *shape["size"])).tolist()
-    else:
-        points = np.concatenate([np.reshape(part, (-1, 2)) for part in shape])
-        (left, top), (right, bottom) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    return [left, top, right - left, bottom - top]
+                sign, at = expect(at, ",", "]")
+        sign, at = expect(at, ",", "}")
 
 
 def _coco_files(folder: Path) -> list[Path]:
     """COCO's files with boxes in a folder, its annotations/ and its split folders."""
-    inner = [folder / name for name in _folders(folder) if split_of(name) or name.lower() in ("annotations", "labels")]
-    found = [path for place in (folder, *inner) for path in sorted(place.glob("*.json")) if path.is_file()]
-    return [path for path in found if not path.name.startswith((".", *NOT_OBJECTS)) and _has_boxes(path)]
-
-
-def _folders(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except OSError:
-        return []
+    inner = [
+        name for name in list_folder(folder).folders if split_of(name) or name.lower() in ("annotations", "labels")
+    ]
+    found = [
+        folder / place / name for place in ("", *sorted(inner)) for name in sorted(list_folder(folder / place).files)
+    ]
+    found = [path for path in found if path.suffix.lower() == ".json" and not path.name.startswith(OTHER_FILES)]
+    return [path for path in found if _has_boxes(path)]
 
 
 def _has_boxes(path: Path) -> bool:
@@ -297,24 +292,22 @@ def _split(file: Path) -> str:
     return next(filter(None, map(split_of, words)), "")
 
 
-def _by_split(source: str, files: list[Path]) -> list[Path]:
-    """At most one file for each split."""
+def _by_split(source: str, files: list[Path]) -> dict[str, Path]:
+    """One file for each split; COCO's `instances` go before others."""
     found: dict[str, Path] = {}
     for file in sorted(files, key=lambda file: not file.name.startswith("instances")):
         split = _split(file)
-        if split in found and found[split].name.startswith("instances") == file.name.startswith("instances"):
-            where = f"for {split}" if split else "which do not say their split"
-            raise WeftError(f"{source} has {found[split].name} and {file.name}, both {where}; give one of the files.")
-        found.setdefault(split, file)
-    if len(found) > 1:
-        found.pop("", None)
-    return [found[split] for split in ("train", "val", "test", "") if split in found]
+        first = found.setdefault(split, file)
+        if first is not file and first.name.startswith("instances") == file.name.startswith("instances"):
+            which = f"both for {split}" if split else "neither of which names a split"
+            raise WeftError(f"{source} has {first.name} and {file.name}, {which}; give the file instead of the folder.")
+    return {split: found[split] for split in ("train", "val", "test") if split in found} or found
 
 
 def _picture_folder(file: Path, names: list[str]) -> Path:
     """Of the usual places the one that holds most of a sample of the pictures."""
-    words = [file.stem, *re.split(r"[_. ]+", file.stem)[::-1]]
-    inside = ["", *(word for word in words if word), *(f"images/{word}" for word in words if word), "images", "data"]
+    words = [word for word in (file.stem, *re.split(r"[_. ]+", file.stem)[::-1]) if word]
+    inside = ["", *words, *(f"images/{word}" for word in words), "images", "data"]
     places = [base / place for base in (file.parent, file.parent.parent) for place in inside]
     sample = names[:: max(1, len(names) // 16)]
     return max(places, key=lambda place: sum(os.path.isfile(place / name) for name in sample))

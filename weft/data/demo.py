@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from weft.data.objects import Objects
-from weft.data.shapes import box_of, encode
+from weft.data.shapes import area_of, extent
 from weft.data.sources import Names, Pixels, Source
 
 FASHION, NUCLEI = "fashion-mnist-mini", "nuclei-mini"  # folders
@@ -59,17 +59,24 @@ class Nuclei:
 
     def sizes(self, positions: range) -> bytes:
         chosen = self.instances[positions.start : positions.stop : positions.step]
-        return hashlib.blake2b(np.ascontiguousarray(chosen), digest_size=16).digest()
+        return hashlib.blake2b(chosen.tobytes(), digest_size=16).digest()
 
 
 def _objects(numbers: np.ndarray) -> Objects:
-    masks = [numbers == number for number in range(1, int(numbers.max()) + 1)]
+    """From a map (H, W) of the nuclei's numbers."""
+    flat = numbers.T.ravel()  # down one column after the other
+    edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [flat.size]])
+    runs, number = np.stack([edges[:-1], edges[1:]], axis=1), flat[edges[:-1]]  # (runs, 2) from, to; and whose it is
+    shapes = []
+    for nucleus in range(1, int(numbers.max()) + 1):
+        counts = np.diff(runs[number == nucleus].ravel(), prepend=0, append=flat.size)
+        shapes.append({"size": list(numbers.shape), "counts": counts.tolist()})
     return Objects(
-        boxes=np.array([box_of(mask) for mask in masks], np.float32).reshape(-1, 4),
-        labels=np.zeros(len(masks), np.int64),
-        crowd=np.zeros(len(masks), bool),
-        area=np.array([mask.sum() for mask in masks], np.float32),
-        shapes=[encode(mask) for mask in masks],
+        boxes=np.array([extent(shape) for shape in shapes], np.float32).reshape(-1, 4),
+        labels=np.zeros(len(shapes), np.int64),
+        crowd=np.zeros(len(shapes), bool),
+        area=np.array([area_of(shape) for shape in shapes], np.float32),
+        shapes=shapes,
         size=(numbers.shape[0], numbers.shape[1]),
     )
 

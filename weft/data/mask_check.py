@@ -9,11 +9,12 @@ import numpy as np
 
 from weft.data.findings import Problem, Severity, many
 from weft.data.mask_classes import Seen, outline, surprises
-from weft.data.mask_values import IGNORE, BadMask, MaskFiles
+from weft.data.mask_values import BadMask, MaskFiles
 from weft.data.read import BadPicture
 from weft.data.scan import Progress, _in_threads
 from weft.data.sources import Parts, Source, some
 
+MANY = 20  # masks among which a class that only one has is suspicious
 LISTED = 1000  # names that a problem lists; `count` has them all
 BAD = {  # BadMask.kind to what is said of such masks
     "unknown-values": "with values that are no class: name them in --data.classes, or --data.ignore them",
@@ -31,6 +32,7 @@ class MaskFindings:
     pixels: list[int] = field(default_factory=list)  # of each class, in the masks looked at
     bad: dict[str, str] = field(default_factory=dict)  # name of the picture to a reason: to be left out of training
     looked_at: int = 0
+    present: np.ndarray | None = None  # (N, classes) bool: which classes occur in each mask that was looked at
 
 
 @dataclass
@@ -70,7 +72,7 @@ def check_masks(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    good = _Good(np.zeros(256, np.int64))
+    good = _Good(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
     for index, answer in _in_threads(look, order, progress, deadline):
         if isinstance(answer, _Look):
@@ -78,11 +80,12 @@ def check_masks(
         elif answer is not None:  # text where the disk failed
             bad[index] = answer if isinstance(answer, BadMask) else BadMask("unreadable-mask", answer)
     found = MaskFindings(pixels=good.pixels[: len(source.classes)].tolist(), looked_at=good.count + len(bad))
+    found.present = good.present
     found.bad = {source.names[i]: str(bad[i]) for i in sorted(bad)}
     found.problems = [
         *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
         *_poor(source, good),
-        *_classes(source, found),
+        *_classes(source, found, good),
         *_surprising(source, good),
     ]
     return found
@@ -93,6 +96,7 @@ class _Good:
     """What is kept of the masks that can be used: little, because there may be very many."""
 
     pixels: np.ndarray  # (256,) of each class number
+    present: np.ndarray  # (N, classes) bool
     count: int = 0
     nothing: list[int] = field(default_factory=list)  # positions of masks that are ignored altogether
     single: dict[int, int] = field(default_factory=dict)  # position to class, where there is only one
@@ -102,7 +106,8 @@ class _Good:
     def add(self, index: int, look: _Look) -> None:
         self.pixels += look.counts
         self.count += 1
-        classes = np.flatnonzero(look.counts[:IGNORE]).tolist()
+        self.present[index] = look.counts[: self.present.shape[1]] > 0
+        classes = np.flatnonzero(self.present[index]).tolist()
         if not classes:
             self.nothing.append(index)
         elif len(classes) == 1:
@@ -153,13 +158,19 @@ def _poor(source: Source, good: _Good) -> Iterator[Problem]:
         yield _problem(source, severity, "one-class-mask", text, list(names), lambda i: names[i])
 
 
-def _classes(source: Source, found: MaskFindings) -> Iterator[Problem]:
+def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Problem]:
     never = [name for name, n in zip(source.classes, found.pixels, strict=True) if not n]
     if never and sum(found.pixels):
         seen = "" if found.looked_at == len(source) else f" in the {found.looked_at} masks looked at"
         text = f"{many(len(never), 'class')} without a single pixel{seen}: {some(never)}."
         severity: Severity = "warning" if found.looked_at == len(source) else "note"
         yield Problem(severity, "unseen-class", text, never, count=len(never))
+    if good.count >= MANY:  # a stray value that was taken for a class looks like this
+        for number in np.flatnonzero(good.present.sum(0) == 1).tolist():
+            name, index = source.classes[number], int(good.present[:, number].argmax())
+            text = f"Class {name!r} occurs in one mask only, that of {source.names[index]}: "
+            text += f"{many(found.pixels[number], 'pixel')}; if it is no class, --data.ignore its value."
+            yield Problem("warning", "rare-class", text, [source.names[index]], {source.names[index]: name}, count=1)
     if len(source.classes) == 1:
         text = f"Only one class, {source.classes[0]!r}: there is nothing to tell apart."
         yield Problem("warning", "one-class", text)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.mask_values import IGNORE, MOST_CLASSES, BadMask, Coding, Raw, read_raw
+from weft.data.mask_values import IGNORE, MOST_CLASSES, BadMask, Coding, Raw, read_raw, runs
 from weft.data.sources import listed, some
 from weft.errors import WeftError
 
@@ -51,7 +51,7 @@ def read_classes(path: Path) -> ClassList:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise WeftError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'no text file'}.") from None
-    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _text_rows(path, text)
+    rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _text_rows(text)
     if not rows:
         raise WeftError(f"{path} names no classes.")
     values = [value for _, value in rows]
@@ -73,11 +73,11 @@ def read_classes(path: Path) -> ClassList:
     return ClassList(names, values)
 
 
-def _text_rows(path: Path, text: str) -> list[tuple[str, Any]]:
+def _text_rows(text: str) -> list[tuple[str, Any]]:
     lines = [line.strip().rstrip(":,;").replace('"', "") for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    for start in (0, 1):  # the first line may name the columns
-        for expression in LINES[: 4 if start else 5]:
+    for expression in LINES:
+        for start in (0, 1):  # the first line may name the columns
             matches = [expression.fullmatch(line) for line in lines[start:]]
             if matches and all(matches):
                 return [_row(match.groupdict()) for match in matches if match]
@@ -165,16 +165,11 @@ def see(name: str, raw: Raw) -> Seen:
     return seen
 
 
-def _count(codes: np.ndarray) -> dict[int, int]:
-    """Value to pixels; by runs, because masks are made of them and sorting pixels is slow."""
-    if codes.dtype == np.uint8:
-        counts = np.bincount(codes.reshape(-1))
-        return {v: int(counts[v]) for v in np.flatnonzero(counts).tolist()}
-    flat = codes.reshape(-1)
-    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
-    kinds, inverse = np.unique(flat[starts], return_inverse=True)
-    pixels = np.bincount(inverse, weights=np.diff(starts, append=len(flat)))
-    return dict(zip(kinds.tolist(), pixels.astype(int).tolist(), strict=True))
+def _count(values: np.ndarray) -> dict[int, int]:
+    """Value to pixels."""
+    shown, lengths = runs(values)
+    kinds, inverse = np.unique(shown, return_inverse=True)
+    return dict(zip(kinds.tolist(), np.bincount(inverse, lengths).astype(int).tolist(), strict=True))
 
 
 def survey(files: Sequence[Path], most: int) -> list[Seen]:

@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 from weft.data.folders import list_folder
 from weft.data.mask_classes import survey
 from weft.data.mask_values import IGNORE, Coding
-from weft.data.masks import Place, find_pairs, make_source, places_in, read_lists
-from weft.data.sources import Source
+from weft.data.masks import Place, find_pairs, make_source, places_in, read_list, read_lists
+from weft.data.sources import Source, some
 from weft.errors import WeftError
 
 

@@ -53,8 +53,10 @@ class Raw:
             return self.palette[self.pixels]
         if self.pixels.ndim == 2:
             return self.pixels * np.uint32(0x010101)
-        red, green, blue = (self.pixels[..., i].astype(np.uint32) for i in range(3))
-        return red << 16 | green << 8 | blue
+        bytes_of_each = np.zeros((*self.pixels.shape[:2], 4), np.uint8)
+        for i in range(3):
+            bytes_of_each[..., 2 - i] = self.pixels[..., i]
+        return bytes_of_each.view("<u4")[..., 0]
 
 
 def read_raw(file: Path, max_pixels: int = MAX_PIXELS) -> Raw:
@@ -120,27 +122,36 @@ class Coding:
 
     def __call__(self, raw: Raw) -> np.ndarray:
         """(H, W) uint8 class numbers; raises BadMask where a value is no class."""
-        values, numbers = np.array(self.values, np.uint32), np.array(self.numbers, np.uint8)
-        if self.colours:
-            found = raw.colours()
-            position = np.minimum(np.searchsorted(values, found), len(values) - 1)
-            known = values[position] == found
-            answer = numbers[position]
-        else:
-            found, table, known_value = raw.indices(), np.full(256, IGNORE, np.uint8), np.zeros(256, bool)
-            table[values], known_value[values] = numbers, True
-            answer, known = table[found], known_value[found]
-        if not known.all():
-            raise BadMask("unknown-values", self._unknown(found[~known]))
-        return answer
+        return self._of_colours(raw.colours()) if self.colours else self._of_indices(raw.indices())
 
-    def _unknown(self, strange: np.ndarray) -> str:
-        kinds, counts = (found.tolist() for found in np.unique(strange, return_counts=True))
-        most = sorted(zip(counts, kinds, strict=True), key=lambda entry: (-entry[0], entry[1]))
+    def _of_indices(self, found: np.ndarray) -> np.ndarray:
+        table = bytearray(256)
+        for value, number in zip(self.values, self.numbers, strict=True):
+            table[value] = number
+        content = found.tobytes()  # whose `translate` is several times faster than numpy's indexing
+        if strange := content.translate(None, delete=bytes(self.values)):
+            raise BadMask(
+                "unknown-values", self._unknown(*np.unique(np.frombuffer(strange, np.uint8), return_counts=True))
+            )
+        return np.frombuffer(bytearray(content.translate(table)), np.uint8).reshape(found.shape)
+
+    def _of_colours(self, found: np.ndarray) -> np.ndarray:
+        values, numbers = np.array(self.values, np.uint32), np.array(self.numbers, np.uint8)
+        colours, lengths = runs(found)
+        position = np.minimum(np.searchsorted(values, colours), len(values) - 1)
+        strange = values[position] != colours
+        if strange.any():
+            kinds, inverse = np.unique(colours[strange], return_inverse=True)
+            raise BadMask("unknown-values", self._unknown(kinds, np.bincount(inverse, lengths[strange]).astype(int)))
+        return np.repeat(numbers[position], lengths).reshape(found.shape)
+
+    def _unknown(self, kinds: np.ndarray, counts: np.ndarray) -> str:
+        most = sorted(zip(counts.tolist(), kinds.tolist(), strict=True), key=lambda entry: (-entry[0], entry[1]))
         shown = [f"{self.show(value)} in {many(n, 'pixel')}" for n, value in most[:4]]
         shown += [f"{len(kinds) - 4} more"] if len(kinds) > 4 else []
-        is_none = "is no class" if len(kinds) == 1 else "are no classes"
-        return f"value {listed(shown)} {is_none} ({self.describe()})"
+        if len(kinds) == 1:
+            return f"value {shown[0]} is no class ({self.describe()})"
+        return f"values {listed(shown)} are no classes ({self.describe()})"
 
     def describe(self) -> str:
         """`classes are 0 to 10, ignored are 11 and 255`"""
@@ -157,6 +168,13 @@ class Coding:
 
     def show(self, value: int) -> str:
         return f"#{value:06x}" if self.colours else str(value)
+
+
+def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values and lengths of the runs of equal values: far fewer than pixels, because masks are made of regions."""
+    flat = values.reshape(-1)
+    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
+    return flat[starts], np.diff(starts, append=len(flat))
 
 
 def upright(mask: np.ndarray, picture: Header) -> np.ndarray:

@@ -11,7 +11,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -312,28 +312,6 @@ def read_list(file: Path) -> list[str]:
     return [path.stem if path.suffix.lower() in PICTURE_ENDINGS else path.name for path in paths]
 
 
-class Renumbered:
-    """Masks of a source, their classes counted as in another list of classes."""
-
-    def __init__(self, targets, numbers: Iterable[int]) -> None:
-        self.targets, self.table = targets, np.full(256, IGNORE, np.uint8)
-        numbers = list(numbers)
-        self.table[: len(numbers)] = numbers
-
-    def __call__(self, index: int) -> np.ndarray:
-        return self.table[self.targets(index)]
-
-    def sizes(self, positions: range) -> bytes:
-        return self.table.tobytes() + self.targets.sizes(positions)
-
-
-def renumbered(source: Source, classes: Sequence[str]) -> Renumbered:
-    """The targets of `source` counted in `classes`, which must have all of its classes."""
-    if unknown := [name for name in source.classes if name not in classes]:
-        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.")
-    return Renumbered(source.targets, map(list(classes).index, source.classes))
-
-
 class Drawn:
     """Masks drawn from the shapes of objects, small ones over large ones; crowds are ignored."""
 
@@ -358,7 +336,7 @@ def semantic_from_objects(source: Source) -> Source:
     """A set of objects with shapes as a set of masks: the background and a class for each kind of object."""
     from dataclasses import replace
 
-    if source.task != "detect" or not source.targets(0).has_shapes:
+    if not source.has_shapes:
         raise WeftError(f"{source.root} has no shapes of objects that masks could be drawn from.")
     return replace(
         source,

@@ -22,7 +22,10 @@ MOST_STEPS = 20_000_000  # a polygon that is longer lies mostly outside any pict
 def draw(shape: Any, height: int, width: int) -> np.ndarray:
     """(H, W) bool; raises BadPicture where a shape cannot be drawn."""
     if isinstance(shape, dict):
-        return _drawn_runs(_runs(shape), tuple(shape.get("size", ())), height, width)
+        runs, *size = _runs(shape)
+        if size != [height, width]:
+            raise BadPicture(f"run lengths for height and width {size}; expected {[height, width]}")
+        return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
     columns = np.zeros((width, height), bool)
     for polygon in shape:
         _fill(columns, polygon)
@@ -37,10 +40,19 @@ def box_of(mask: np.ndarray) -> np.ndarray:
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
 
 
+def extent(shape: Any) -> np.ndarray:
+    """(4,) float32: left, top, right and bottom edge of a shape."""
+    if isinstance(shape, dict):
+        runs, height, _ = _runs(shape)
+        return _span(runs, height)
+    points = np.concatenate([_points(polygon) for polygon in shape])
+    return np.concatenate([points.min(axis=0), points.max(axis=0)]).astype(np.float32)
+
+
 def area_of(shape: Any) -> float:
     """Pixels of run lengths; of polygons the area inside, without drawing them."""
     if isinstance(shape, dict):
-        return float(_runs(shape)[1::2].sum())
+        return float(_runs(shape)[0][1::2].sum())
     area = 0.0
     for polygon in shape:
         x, y = _points(polygon).T
@@ -56,22 +68,34 @@ def encode(mask: np.ndarray) -> dict[str, Any]:
     return {"size": [int(side) for side in mask.shape], "counts": _pack(runs)}
 
 
-def _runs(shape: dict[str, Any]) -> np.ndarray:
+def _runs(shape: dict[str, Any]) -> tuple[np.ndarray, int, int]:
+    """Run lengths, which fill the mask, and its height and width."""
     counts = shape.get("counts")
-    if isinstance(counts, str | bytes):
-        return _unpack(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
     try:
-        return np.array(counts, np.int64).reshape(-1)
-    except (TypeError, ValueError, OverflowError):
-        raise BadPicture("run lengths that are no whole numbers") from None
-
-
-def _drawn_runs(runs: np.ndarray, size: tuple[int, ...], height: int, width: int) -> np.ndarray:
-    if size != (height, width) or height * width > MAX_PIXELS:
-        raise BadPicture(f"run lengths of size {list(size)}; expected {[height, width]}")
+        height, width = map(int, shape["size"])
+        if isinstance(counts, str | bytes):
+            runs = _unpack(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
+        else:
+            runs = np.array(counts, np.int64).reshape(-1)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise BadPicture("run lengths without counts, or without a size of two whole numbers") from None
+    if min(height, width) < 1 or height * width > MAX_PIXELS:
+        raise BadPicture(f"run lengths for a picture of {width} x {height} pixels")
     if (runs < 0).any() or runs.sum() != height * width:
         raise BadPicture(f"run lengths that sum to {runs.sum()}; expected {height} x {width} = {height * width}")
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
+    return runs, height, width
+
+
+def _span(runs: np.ndarray, height: int) -> np.ndarray:
+    """As `box_of` the mask, which is not drawn."""
+    ends = np.cumsum(runs)[1::2][runs[1::2] > 0]  # of what is set
+    starts = ends - runs[1::2][runs[1::2] > 0]
+    if not len(ends):
+        return np.zeros(4, np.float32)
+    (left, top), (right, bottom) = ((at // height, at % height) for at in (starts, ends - 1))
+    if (left != right).any():  # one goes on at the top of the next column
+        top, bottom = np.array([0]), np.array([height - 1])
+    return np.array([left.min(), top.min(), right.max() + 1, bottom.max() + 1], np.float32)
 
 
 def _unpack(letters: bytes) -> np.ndarray:

@@ -204,7 +204,7 @@ def resize(canvas: Canvas, size: Sequence[int], mode: str) -> Canvas:
     """Height and width of `size`, with antialiasing; on tensors by torch's kernels, which know bilinear and bicubic."""
     if isinstance(canvas, Image.Image):
         return canvas.resize((size[1], size[0]), Image.Resampling[mode.upper()])
-    if mode in ("bilinear", "bicubic"):
+    if mode in ("bilinear", "bicubic") and size[1] > 1:  # at a width of 1 torch repeats the first row, or crashes
         return torch.nn.functional.interpolate(canvas[None], tuple(size), mode=mode, antialias=True)[0]
     return torch.cat([F.pil_to_tensor(resize(to_pillow(channel[None]), size, mode)) for channel in canvas])
 

@@ -8,9 +8,9 @@
 Objects marked `difficult` are not learned and not counted, as crowds are: so does VOC's own evaluation.
 """
 
-import os
 import posixpath
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from weft.data.annotations import Gathering, box_source
+from weft.data.folders import list_folder
 from weft.data.sources import PICTURE_ENDINGS, Files, Names, Source, ending, listed, natural, split_of
 from weft.errors import WeftError
 
@@ -27,7 +28,7 @@ PICTURES = ("JPEGImages", "images", "Images", "")
 
 
 def recognise(path: Path) -> bool:
-    return path.is_dir() and any(True for _ in _places(path))
+    return path.is_dir() and next(_places(path), None) is not None
 
 
 def open_voc(source: str) -> Source:
@@ -75,7 +76,7 @@ def open_voc(source: str) -> Source:
 
 def _places(root: Path) -> Iterator[tuple[Path, str]]:
     """Folders that hold XML files and pictures, and their splits."""
-    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    folders = sorted(list_folder(root).folders)
     inner = [(root / name, split_of(name)) for name in folders if split_of(name)]
     inner += [(root / name, "") for name in folders if name.startswith("VOC")]
     inner += [(root / "VOCdevkit" / f"VOC{year}", "") for year in range(2005, 2013)]
@@ -85,12 +86,16 @@ def _places(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _has_xml(folder: Path) -> bool:
-    """Whether there is an XML file, and the first of them is about objects."""
-    first = next(folder.glob("*.xml"), None) if folder.is_dir() else None
-    if first is None:
+    """Whether there are XML files, and one of the first is about objects."""
+    return any(map(_is_annotation, islice(folder.glob("*.xml"), 20)))
+
+
+def _is_annotation(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return b"<annotation" in stream.read(4096)
+    except OSError:
         return False
-    with first.open("rb") as file:
-        return b"<annotation" in file.read(4096)
 
 
 def _pictures(base: Path) -> dict[str, Path]:

@@ -6,20 +6,21 @@
 | `train/images/1.jpg`, `train/labels/1.txt` | splits outside |
 | `1.jpg`, `1.txt` | side by side, with `classes.txt`, `obj.names` or a YAML file that has `names` |
 
-A line is `class x y width height`, x and y of the middle, or `class x y x y x y ...`, a polygon. A picture without a file,
-or with an empty one, has no objects. Names of classes come from `data.yaml`, `classes.txt` or `obj.names`.
+A line is `class x y width height`, x and y of the middle, or `class x y x y x y ...`, a polygon. A picture without a
+file, or with an empty one, has no objects. Names of classes come from `data.yaml`, `classes.txt` or `obj.names`.
 """
 
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
 
 from weft.data.annotations import Gathering, box_source
+from weft.data.folders import list_folder
 from weft.data.sources import PICTURE_ENDINGS, Files, Names, Source, ending, listed, natural, split_of
 from weft.errors import WeftError
 
@@ -37,8 +38,8 @@ class Place(NamedTuple):
 
 def recognise(path: Path) -> bool:
     if path.is_file():
-        return path.suffix.lower() in (".yaml", ".yml") and any(_places(path.parent))
-    return path.is_dir() and any(_places(path))
+        return path.suffix.lower() in (".yaml", ".yml") and next(_places(path.parent), None) is not None
+    return path.is_dir() and next(_places(path), None) is not None
 
 
 def open_yolo(source: str) -> Source:
@@ -87,17 +88,28 @@ def _places(root: Path) -> Iterator[Place]:
         if _name_files(root):
             pairs += [Place(name, name, split_of(name)) for name in ("", *sorted(folders))]
     for pair in pairs:
-        kinds = {ending(name) for name in _files(root / pair.labels) if name not in NAME_FILES}
-        if ".txt" in kinds and any(ending(name) in PICTURE_ENDINGS for name in _files(root / pair.pictures)):
+        pictures = any(ending(name) in PICTURE_ENDINGS for name in _files(root / pair.pictures))
+        texts = [name for name in _files(root / pair.labels) if ending(name) == ".txt" and name not in NAME_FILES]
+        if pictures and any(_is_label(root / pair.labels / name) for name in sorted(texts)[:20]):
             yield pair
 
 
 def _folders(folder: Path) -> set[str]:
-    return {entry.name for entry in os.scandir(folder) if entry.is_dir()} if folder.is_dir() else set()
+    return set(list_folder(folder).folders) if folder.is_dir() else set()
 
 
 def _files(folder: Path) -> list[str]:
-    return [entry.name for entry in os.scandir(folder) if entry.is_file()] if folder.is_dir() else []
+    return list_folder(folder).files if folder.is_dir() else []
+
+
+def _is_label(file: Path) -> bool:
+    """Whether a text file begins as YOLO's do: no captions, no lists of names."""
+    with file.open("rb") as stream:
+        first = stream.read(1 << 16).split(b"\n")[0]
+    try:
+        return bool(_object([*map(float, first.split())][1:]))
+    except ValueError:
+        return False
 
 
 def _name_files(root: Path) -> list[Path]:

@@ -13,6 +13,8 @@ from weft import __version__
 from weft.config import Config, override
 from weft.errors import WeftError
 from weft.files import write_tensors, write_text
+from weft.heads import make_segmenter
+from weft.heads.rcnn import make_detector
 from weft.models.convert import load_weights
 
 
@@ -31,8 +33,6 @@ class Plan:
 
 def build(plan: Plan, config: Config, backbone: nn.Module | None = None) -> nn.Module:
     """The model, around a backbone that has its weights already where one is given."""
-    from weft.heads import make_detector, make_segmenter
-
     if backbone is None:
         backbone = timm.create_model(plan.name, num_classes=0, in_chans=plan.channels, **plan.args)
     if plan.task == "segment":

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FasterRCNN, FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
@@ -28,7 +29,8 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from weft.config import TestConfig
-from weft.errors import WeftError, check_choice, check_positive, did_you_mean
+from weft.errors import WeftError, check_choice, check_positive
+from weft.heads import check_args
 from weft.heads.features import Features
 
 HEADS = ("faster-rcnn", "mask-rcnn")
@@ -80,16 +82,18 @@ def make_detector(
     probabilities inside its box. Pictures are a list of normalised (C, h, w) of any size; labels begin at 1.
     """
     check_choice("model.head", head, HEADS)
-    known = [item.name for item in fields(RCNNArgs)]
-    for name in head_args.keys() - set(known):
-        raise WeftError(f"model.head_args: {head} has no argument {name!r}." + did_you_mean(name, known))
-    args, test = RCNNArgs(**head_args), test or TestConfig()
+    check_args(head, head_args, [item.name for item in fields(RCNNArgs)])
+    args, features = RCNNArgs(**head_args), Features(backbone)
+    with torch.device(next(features.parameters()).device):
+        return _built(features, head, classes, args, test or TestConfig())
+
+
+def _built(features: Features, head: str, classes: int, args: RCNNArgs, test: TestConfig) -> GeneralizedRCNN:
     width, norm = args.channels, NORMS[args.norm]
     anchors = AnchorGenerator(args.levels, (tuple(args.anchor_ratios),) * LEVELS)
-    rpn_depth = 1 if norm is None else 2
     settings: dict[str, Any] = dict(
         rpn_anchor_generator=anchors,
-        rpn_head=RPNHead(width, anchors.num_anchors_per_location()[0], conv_depth=rpn_depth),
+        rpn_head=RPNHead(width, anchors.num_anchors_per_location()[0], conv_depth=1 if norm is None else 2),
         rpn_pre_nms_top_n_train=2 * args.proposals,
         rpn_pre_nms_top_n_test=args.proposals,
         rpn_post_nms_top_n_train=args.proposals,
@@ -101,7 +105,7 @@ def make_detector(
         box_detections_per_img=test.detections,
         box_batch_size_per_image=args.roi_samples,
     )
-    pyramid = Pyramid(Features(backbone), width, norm)
+    pyramid = Pyramid(features, width, norm)
     if head == "faster-rcnn":
         detector: GeneralizedRCNN = FasterRCNN(pyramid, **settings)
     else:
@@ -110,7 +114,8 @@ def make_detector(
             pyramid, mask_head=mask_head, mask_predictor=MaskRCNNPredictor(width, width, classes + 1), **settings
         )
     detector.transform = AsGiven()
-    for part in (detector.rpn.head, detector.roi_heads.box_predictor, detector.roi_heads.mask_predictor):
+    heads: Any = detector.rpn.head, detector.roi_heads.box_predictor, detector.roi_heads.mask_predictor
+    for part in heads:
         if part is not None:
             part.register_forward_hook(_in_float32)
     return detector

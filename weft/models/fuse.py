@@ -8,7 +8,7 @@ import torch
 from timm.layers import BatchNormAct2d, Mlp, QuickGELU
 from timm.models.densenet import DenseLayer
 from timm.models.ghostnet import GhostBottleneck
-from timm.models.resnet import BasicBlock, Bottleneck
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
@@ -21,6 +21,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 IN_ORDER = (  # their children run in the order in which they are stored, so that a BatchNorm follows its convolution
     nn.Sequential,
+    ResNet,
     ResNetTrunk,
     BasicBlock,
     Bottleneck,

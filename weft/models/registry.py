@@ -7,7 +7,7 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ce_hosts, ceit, cetnet, cswin, cvt, pvt, t2t_vit, vitae, vt_resnet
+from weft.models import ce_hosts, ceit, cetnet, cswin, cvt, pvt, resnet_v1, t2t_vit, vitae, vt_resnet
 
 FAMILIES = {  # by the name of the file, under which timm knows them
     "ceit": ceit,
@@ -19,6 +19,7 @@ FAMILIES = {  # by the name of the file, under which timm knows them
     "t2t_vit": t2t_vit,
     "pvt": pvt,
     "cswin": cswin,
+    "resnet_v1": resnet_v1,
 }
 
 
