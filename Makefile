@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint timm-tests catalog docs bench bench-loader clean
+.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -14,6 +14,12 @@ help: ## list the targets
 
 demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (about four minutes on two cores)
 	$(BIN)/weft demo
+
+demo-segment: $(INSTALLED) ## tell cell nuclei from their background (a few minutes on two cores)
+	$(BIN)/weft demo segment
+
+demo-detect: $(INSTALLED) ## find and outline each cell nucleus (a few minutes on two cores)
+	$(BIN)/weft demo detect
 
 test: lint timm-tests ## lint, types and tests (about twelve minutes on two cores)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"

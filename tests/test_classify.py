@@ -125,7 +125,7 @@ def draw(n, classes, seed, multilabel=False):
 def measure(logits, labels, cuts=(), multilabel=False):
     meter = Meter(logits.shape[1], multilabel)
     for part in zip(logits.tensor_split(cuts), labels.tensor_split(cuts), strict=True):
-        meter.update(*part)
+        meter.add(*part)
     return meter.result()
 
 
@@ -193,7 +193,7 @@ def test_nothing_waits_for_the_device(multilabel):
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits, labels = torch.randn(4, 5), torch.randint(5, (4, 5) if multilabel else (4,))
         meter = Meter(5, multilabel)
-        meter.update(logits, labels)
+        meter.add(logits, labels)
         for loss in losses:
             assert loss(logits, labels, 4).shape == ()
         with pytest.raises(DataDependentOutputException):
@@ -205,7 +205,7 @@ def _measure_in_process(rank, world, file):
     for multilabel in (False, True):
         logits, labels = draw(7, 6, 3, multilabel)  # which the processes cannot share equally
         meter = Meter(6, multilabel)
-        meter.update(logits[rank::world], labels[rank::world])
+        meter.add(logits[rank::world], labels[rank::world])
         meter.reduce()
         assert meter.result() == measure(logits, labels, (), multilabel)
     dist.destroy_process_group()

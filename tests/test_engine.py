@@ -23,6 +23,7 @@ from weft.engine.choose import choose_recipe, fill
 from weft.engine.log import Screen, clock, read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import read_header
+from weft.models.convert import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +71,15 @@ def test_state_says_all_that_a_resumed_run_depends_on(run):
 # What it starts from --------------------------------------------------------------------------------------------
 
 
+def made(settings, *, classes=3, channels=3, size):
+    config = override(Config(), {**settings, "data.channels": channels})
+    return make_model(config, classes=[str(i) for i in range(classes)], size=(size, size)).model
+
+
 def test_init_takes_all_but_the_classifier_of_other_classes(run):
-    wanted = override(Config(), {"model.name": "cvt_nano", "model.args": TINY["model__args"]}).model
-    model, _, _ = make_model(wanted, classes=5, channels=3, size=(16, 16))
+    model = made({"model.name": "cvt_nano", "model.args": TINY["model__args"]}, classes=5, size=16)
     head = model.get_classifier().weight.clone()
-    changed = load_init(model, str(run))
+    changed = load_init(model, load_weights(run), str(run))
     weights = safetensors.torch.load_file(run / "model.safetensors")
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items() if not k.startswith("head."))
     assert torch.equal(model.get_classifier().weight, head)
@@ -82,28 +87,21 @@ def test_init_takes_all_but_the_classifier_of_other_classes(run):
 
 
 def test_init_adapts_the_first_convolution_to_other_channels(run):
-    wanted = override(Config(), {"model.name": "cvt_nano", "model.args": TINY["model__args"]}).model
-    model, _, _ = make_model(wanted, classes=3, channels=1, size=(16, 16))
-    [line] = load_init(model, str(run))
+    model = made({"model.name": "cvt_nano", "model.args": TINY["model__args"]}, channels=1, size=16)
+    [line] = load_init(model, load_weights(run), str(run))
     assert "3 to 1 channels" in line
 
 
 def test_init_resizes_positions():
     args = {"model.name": "ceit_nano", "model.args": dict(embed_dim=16, depth=1, num_heads=2, i2t_channels=4)}
-    config = override(Config(), args).model
-    small, _, _ = make_model(config, classes=3, channels=3, size=(32, 32))
-    large, _, _ = make_model(config, classes=3, channels=3, size=(64, 64))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.engine.build.load_weights", lambda init: small.state_dict())
-        changed = load_init(large, "small")
+    changed = load_init(made(args, size=64), made(args, size=32).state_dict(), "small")
     assert any("pos_embed" in line for line in changed)
 
 
 def test_init_of_another_model_is_refused_with_the_tensors(run):
-    config = override(Config(), {"model.name": "ceit_nano"}).model
-    model, _, _ = make_model(config, classes=3, channels=3, size=(32, 32))
+    model = made({"model.name": "ceit_nano"}, size=32)
     with pytest.raises(WeftError, match=r"tensors differ, such as .*expected.*found"):
-        load_init(model, str(run))
+        load_init(model, load_weights(run), str(run))
 
 
 def test_fine_tuning_starts_from_the_run(pictures, run, tmp_path):

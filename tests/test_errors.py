@@ -76,7 +76,7 @@ def test_meter_gives_the_same_digits(case, multilabel):
     e = evaluation(*case, multilabel=multilabel)
     meter = Meter(len(e.classes), multilabel)
     for logits, labels in zip(torch.from_numpy(e.logits).split(7), torch.from_numpy(e.labels).split(7), strict=True):
-        meter.update(logits, labels)
+        meter.add(logits, labels)
     m = e.metrics() | ({"f1": e.metrics()["f1_micro"]} if multilabel else {})
     assert meter.result() == {key: m[key] for key in meter.result()}
 

@@ -28,12 +28,13 @@ def losses(printed: str) -> list[float]:
     return [float(value) for value in re.findall(r"(?:step|epoch) +\d+  loss (\d+\.\d+)", printed)]
 
 
-def test_nuclei():
-    pictures, masks = nuclei()
-    assert pictures.shape == masks.shape == (16, 256, 256)
+@pytest.mark.parametrize(("split", "n"), [("train", 224), ("val", 64)])
+def test_nuclei(split, n):
+    pictures, masks = nuclei(split)
+    assert pictures.shape == masks.shape == (n, 256, 256)
     for picture, mask in zip(pictures, masks, strict=True):
         count = mask.max()
-        assert 8 <= count <= 60
+        assert 1 <= count <= 101
         assert set(mask.ravel()) == set(range(count + 1))  # every nucleus has pixels
         assert picture[mask > 0].mean() > 2 * picture[mask == 0].mean()  # and they lie where it is bright
 

@@ -27,6 +27,7 @@ AUGMENTATION = Augmentation(AugmentConfig(policy="rand-m9-mstd0.5-inc1"), NORMAL
 
 
 class Noise:
+    task = "classify"
     """A source that makes its pictures; some are broken, one is missing, one is a bug."""
 
     def __init__(self, count: int = 40, multilabel: bool = False, broken: tuple[int, ...] = (), bug: int = -1) -> None:

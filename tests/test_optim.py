@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler, StepLRScheduler
+from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
 from timm.utils import ModelEmaV3
 from torch import nn
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, MultiStepLR, PolynomialLR
 
 import weft  # noqa: F401  registers the models
 from tests.conftest import randomise
 from weft.config import OptimConfig
-from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer
+from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, stretched
 from weft.errors import WeftError
 
 ADAMW = dict(opt="adamw", betas=(0.9, 0.999), eps=1e-8)
@@ -214,6 +215,92 @@ def test_exponential_is_timms_and_vts():
     assert rates == pytest.approx(expected)
     assert rates[0] == pytest.approx(0.01)
     assert max(rates) == rates[5] == pytest.approx(0.16)
+
+
+def torchs_schedule(make_scheduler, lr, steps, **kwargs):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler = make_scheduler(optimizer, **kwargs)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@settings(deadline=None, max_examples=40)
+@given(epochs=st.integers(1, 30), power=st.sampled_from([0.5, 0.9, 1.0, 2.0]), per_epoch=st.sampled_from([1, 7]))
+def test_polynomial_is_torchs(epochs, power, per_epoch):
+    """Step by step to the end, where nothing is left of the rate, and behind it."""
+    config = OptimConfig(lr=0.01, schedule="poly", power=power, min_lr=0.0)
+    total = epochs * per_epoch
+    expected = torchs_schedule(PolynomialLR, 0.01, total + 3, total_iters=total, power=power)
+    ours = [learning_rate(config, 16, t / per_epoch, epochs) for t in range(total + 3)]
+    assert ours == pytest.approx(expected, rel=1e-6, abs=1e-15)
+    assert ours[-3:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("power", [0.9, 1.0])
+@pytest.mark.parametrize(("warmup", "cooldown"), [(0, 0), (3, 0), (2, 4)])
+def test_polynomial_to_a_lowest_rate_is_timms(power, warmup, cooldown):
+    config = OptimConfig(
+        lr=6e-5, schedule="poly", power=power, warmup_epochs=warmup, warmup_lr=6e-11, min_lr=1e-6, lr_batch=16
+    )
+    expected = timms_schedule(
+        PolyLRScheduler, 1.2e-4, 20 + cooldown, False, t_initial=20, power=power, lr_min=2e-6, warmup_t=warmup,
+        warmup_lr_init=1.2e-10, warmup_prefix=False,
+    )  # fmt: skip
+    assert [learning_rate(config, 32, t, 20) for t in range(20 + cooldown)] == pytest.approx(expected, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    milestones=st.lists(st.integers(1, 40), unique=True, max_size=4, min_size=1),
+    gamma=st.sampled_from([0.1, 0.5]),
+    per_epoch=st.sampled_from([1, 7]),
+)
+def test_milestones_are_torchs(milestones, gamma, per_epoch):
+    """In any order, and each step just when its epoch begins."""
+    config = OptimConfig(lr=1e-4, schedule="step", milestones=[float(at) for at in milestones], gamma=gamma)
+    steps = sorted(at * per_epoch for at in milestones)
+    expected = torchs_schedule(MultiStepLR, 1e-4, 45 * per_epoch, milestones=steps, gamma=gamma)
+    ours = [learning_rate(config, 16, t / per_epoch, 45) for t in range(45 * per_epoch)]
+    assert ours == pytest.approx(expected, rel=1e-9)
+
+
+def test_milestones_behind_a_warmup_are_torchs():
+    """Mask R-CNN's schedule, chained from two of torch's as torchvision's reference training does it."""
+    config = OptimConfig(lr=1e-4, schedule="step", milestones=[8, 11], gamma=0.1, warmup_epochs=0.5, warmup_lr=1e-7)
+    expected = torchs_schedule(
+        lambda optimizer: ChainedScheduler(
+            [LinearLR(optimizer, 1e-3, total_iters=10), MultiStepLR(optimizer, [160, 220], gamma=0.1)]
+        ),
+        1e-4,
+        240,
+    )
+    assert [learning_rate(config, 16, t / 20, 12) for t in range(240)] == pytest.approx(expected, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    schedule=st.sampled_from(["cosine", "poly", "step", "exponential", "constant"]),
+    milestones=st.sampled_from([[], [8.0, 11.0]]),
+    warmup=st.sampled_from([0.0, 2.0]),
+    factor=st.floats(0.01, 10),
+    half_epochs=st.integers(0, 39),
+)
+def test_stretched_schedule_is_the_same_one(schedule, milestones, warmup, factor, half_epochs):
+    """A run of another length has at each part of its way the rate that the original has there."""
+    config = OptimConfig(
+        schedule=schedule, milestones=milestones, warmup_epochs=warmup, cooldown_epochs=3, step_epochs=5, power=0.9,
+        gamma=0.9,
+    )  # fmt: skip
+    epoch = (half_epochs + 0.5) / 2  # never where a step is
+    longer = stretched(config, factor)
+    ours = learning_rate(longer, 16, epoch * factor, 15 * factor)
+    assert ours == pytest.approx(learning_rate(config, 16, epoch, 15), rel=1e-9)
+    assert longer.cooldown_epochs == 3 * factor
+    assert (longer.lr, longer.min_lr, longer.power) == (config.lr, config.min_lr, config.power)
 
 
 def test_constant():

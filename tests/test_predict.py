@@ -92,7 +92,7 @@ def test_validation_evaluation_and_prediction_agree_to_the_last_digit(run):
     meter = Meter(10)
     with torch.no_grad():
         for batch in eval_batches(source, PREPROCESSING, indices, batch=EVAL_BATCH, workers=0, pin=False):
-            meter.update(model(PREPROCESSING.normalise(batch.pictures)), batch.labels)
+            meter.add(model(PREPROCESSING.normalise(batch.pictures)), batch.labels)
     evaluation = evaluate(predictor, source, indices, workers=1)
     metrics = evaluation.metrics()
     assert meter.result() == {key: metrics[key] for key in meter.result()}

@@ -1,6 +1,7 @@
 """Recipes hold what the papers say, load, and tell the truth in their heads."""
 
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -13,13 +14,24 @@ import weft  # noqa: F401  registers the models
 from tests.test_cli import run
 from weft.analysis.cost import count_macs
 from weft.config import Config, known_keys, override, read_yaml
+from weft.engine.choose import check_task_settings
 from weft.engine.optim import learning_rate, make_optimizer
 from weft.engine.recipes import FOLDER, find_recipe, recipe_names
 from weft.errors import WeftError
+from weft.heads import make_segmenter
+from weft.heads.folder import Plan, build
 
 ROOT = Path(__file__).parents[1]
 NAMES = [name for name, _ in recipe_names()]
-EVERYDAY = ["demo", "finetune", "large-data", "quick", "small-data"]
+EVERYDAY = [
+    "camvid", "demo", "demo-detect", "demo-segment", "detect", "finetune", "large-data", "quick", "segment",
+    "small-data",
+]  # fmt: skip
+COCO = 118_287  # training pictures
+CLASSES = {"vt-fpn-coco-stuff": 171, "vt-fpn-lip": 20, "cetnet-upernet-ade20k": 150, "camvid": 11, "segment": 11}
+NOT_COMPUTED = (
+    "demo", "demo-detect", "demo-segment", "quick", "detect", "cetnet-mask-rcnn-1x", "cetnet-mask-rcnn-3x",
+)  # fmt: skip
 
 AUG_D = {
     "augment.crop": "random-resized", "augment.scale": [0.08, 1.0], "augment.ratio": [3 / 4, 4 / 3],
@@ -33,6 +45,13 @@ CROP_AND_FLIP = {
 }  # fmt: skip
 ADAMW = {"optim.name": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8, "optim.schedule": "cosine"}
 SGD = {"optim.name": "sgd", "optim.momentum": 0.9}
+VT_FPN = {
+    "data.task": "segment", "run.sync_bn": True, "loss.kind": "ce", "test.scales": [1.0], "test.flip": False,
+}  # fmt: skip
+MASK_RCNN = {
+    "data.task": "detect", "augment.short_sides": list(range(480, 801, 32)), "augment.long_side": 1333,
+    "augment.flip": 0.5, "augment.photometric": 0.0, "optim.schedule": "step", "optim.gamma": 0.1, "run.sync_bn": True,
+}  # fmt: skip
 
 
 def settings(*parts, size=224, epochs, batch, warmup=0, decay, repeats=1, cooldown=0, clip=0, ema=0, **model):
@@ -104,6 +123,40 @@ PUBLISHED = {
         },
         epochs=400, batch=2048, warmup=5, decay=1e-5, ema=0.99985, drop_path=0.1, drop=0.2,
     ),
+    "vt-fpn-coco-stuff": settings(
+        VT_FPN, SGD,
+        {
+            "optim.schedule": "step", "optim.gamma": 0.1, "augment.flip": 0.5, "augment.photometric": 0.0,
+            "optim.milestones": pytest.approx([12 * 60 / 90, 12 * 80 / 90], rel=1e-3), "test.short_side": 800,
+            "augment.rescale": [640 / 800, 800 / 800], "augment.class_limit": 1.0,
+        },
+        size=800, epochs=round(90_000 * 16 / COCO), batch=32, warmup=pytest.approx(1000 * 16 / COCO, rel=0.01),
+        decay=1e-4, name="resnet50_v1", head="vt-fpn",
+    ),
+    "vt-fpn-lip": settings(
+        VT_FPN, SGD,
+        {"optim.schedule": "poly", "augment.flip": 0.0},  # left and right are classes
+        size=473, epochs=150, batch=96, decay=5e-4, name="resnet50_v1", head="vt-fpn",
+    ),
+    "cetnet-upernet-ade20k": settings(
+        ADAMW,
+        {
+            "data.task": "segment", "optim.schedule": "poly", "optim.power": 1.0, "augment.flip": 0.5,
+            "augment.rescale": [0.5, 2.0], "augment.class_limit": 0.75, "augment.photometric": 1.0,
+            "test.short_side": 512, "test.mode": "whole", "loss.kind": "ce", "loss.aux_weight": 0.4,
+            "run.sync_bn": True,
+        },
+        size=512, epochs=math.ceil(160_000 * 16 / 20_210), batch=16,
+        warmup=pytest.approx(1500 * 16 / 20_210, rel=0.01), decay=0.01, name="cetnet_tiny", head="upernet",
+    ),
+    "cetnet-mask-rcnn-1x": settings(
+        ADAMW, MASK_RCNN, {"optim.milestones": [8, 11]}, size=800, epochs=12, batch=16,
+        warmup=pytest.approx(1000 * 16 / COCO, rel=0.01), decay=0.05, name="cetnet_tiny", head="mask-rcnn",
+    ),
+    "cetnet-mask-rcnn-3x": settings(
+        ADAMW, MASK_RCNN, {"optim.milestones": [27, 33]}, size=800, epochs=36, batch=16,
+        warmup=pytest.approx(1000 * 16 / COCO, rel=0.01), decay=0.05, name="cetnet_tiny", head="mask-rcnn",
+    ),
 }  # fmt: skip
 # First, highest and last learning rate at the recipe's own batch: of the first step, and where the schedule has ended.
 RATES = {
@@ -122,6 +175,11 @@ RATES = {
     "cetnet-384": (2e-8, 2e-5, 2e-7),
     "vt-default": (0.1, 0.1, 1e-4),
     "vt-advanced": (0.01, 0.16, 0.16 * 0.9875**395),
+    "vt-fpn-coco-stuff": (4e-5, 0.04, 4e-4),
+    "vt-fpn-lip": (0.01, 0.01, 0.0),
+    "cetnet-upernet-ade20k": (6e-11, 6e-5, 0.0),
+    "cetnet-mask-rcnn-1x": (1e-7, 1e-4, 1e-6),
+    "cetnet-mask-rcnn-3x": (1e-7, 1e-4, 1e-6),
 }
 
 
@@ -141,7 +199,7 @@ def head_of(name):
 
 
 def test_every_recipe_is_known_here():
-    assert sorted([*PUBLISHED, *EVERYDAY]) == NAMES
+    assert sorted([*PUBLISHED, *EVERYDAY]) == sorted(NAMES)
     assert RATES.keys() == PUBLISHED.keys()
 
 
@@ -177,13 +235,23 @@ def test_recipe_fits_the_code(name):
         auto_augment_policy(config.augment.policy)
     if config.loss.teacher:
         assert timm.get_pretrained_cfg(config.loss.teacher).has_weights
+    if config.model.head != "auto":
+        check_task_settings(config)
     if config.model.name != "auto":
-        model = timm.create_model(config.model.name, device="meta", drop_path_rate=config.model.drop_path)
-        make_optimizer(model, config.optim, config.run.batch or 64)
-    if config.optim.schedule == "cosine":
+        make_optimizer(make_on_meta(config), config.optim, config.run.batch or 64)
+    if config.optim.schedule in ("cosine", "poly"):
         assert config.optim.min_lr < config.optim.lr
     if config.model.name != "auto" and not config.model.init and config.optim.name == "adamw":
         assert config.run.epochs > config.optim.warmup_epochs
+
+
+def make_on_meta(config):
+    """The model of a recipe, without weights."""
+    name, task, classes = config.model.name, config.data.task, ["one", "two"]
+    if task == "auto":
+        return timm.create_model(name, device="meta", drop_path_rate=config.model.drop_path)
+    plan = Plan(task, name, {}, 3, config.model.head, config.model.head_args, classes)
+    return build(plan, config, timm.create_model(name, num_classes=0, device="meta"))
 
 
 @pytest.mark.parametrize(
@@ -203,37 +271,43 @@ def test_models_bring_their_stochastic_depth(name, rate):
 @pytest.mark.parametrize("name", NAMES)
 def test_head_says_what_it_must(name):
     head = head_of(name)
-    assert f"--recipe {name}" in head.partition("Command:")[2] or name == "demo"
+    command = f"weft {name.replace('-', ' ')} " if name.startswith("demo") else f"--recipe {name}"
+    assert command in head.partition("Command:")[2]
     assert re.search(r"Command: weft .* Cost: .* Expected: ", head)
     if name in PUBLISHED:
-        assert "computed, not measured" in head
+        assert ("Cost: not computed" if name in NOT_COMPUTED else "computed, not measured") in head
         assert re.search("(not|Not) repeated with Weft", head)
 
 
-NOT_IN_THE_CATALOG = ("cetnet-384", "cvt-w24-imagenet22k")  # sizes whose MACs have to be counted first
+SLOW = (  # MACs have to be counted first
+    "cetnet-384", "cvt-w24-imagenet22k", "cetnet-upernet-ade20k", "segment", "vt-fpn-coco-stuff", "vt-fpn-lip",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in NOT_IN_THE_CATALOG else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name in NAMES
-        if name not in ("demo", "quick")
+        if name not in NOT_COMPUTED
     ],
 )
 def test_costs_are_computed_right(name):
     """Pictures per second are 50 TFLOP/s over three passes of two operations for each MAC; hours follow."""
     config, head = config_of(name), head_of(name)
-    size = config.augment.img_size or 224
     pictures = re.search(r"for (?:the )?([\d,]+) pictures", head)
     count = int(pictures[1].replace(",", "")) if pictures else 1_281_167
+    window = re.search(r"in windows of (\d+) pixels with ([\w-]+)", head)
+    size, dense = (int(window[1]), window[2]) if window else (config.augment.img_size or 224, "")
+    assert size == config.augment.img_size or not config.augment.img_size
+    assert dense == config.model.head or config.model.head == "auto"
     epochs = config.run.epochs + config.optim.cooldown_epochs
-    costs = re.findall(r"(\w+) ([\d,]+) pictures/s, ([\d,.]+) h", head)
+    costs = re.findall(r"(\w+) ([\d,.]+) pictures/s, ([\d,.]+) h", head)
     assert costs
     if config.model.name != "auto":
         assert config.model.name in [model for model, _, _ in costs]
     for model, speed, hours in costs:
-        expected = 50e12 / 6 / macs(model, size)
+        expected = 50e12 / 6 / (segmenter_macs(model, dense, CLASSES[name], size) if dense else macs(model, size))
         assert float(speed.replace(",", "")) == pytest.approx(expected, rel=0.01), model
         assert float(hours.replace(",", "")) == pytest.approx(epochs * count / expected / 3600, rel=0.02), model
 
@@ -242,6 +316,11 @@ def macs(name, size):
     catalog = json.loads((ROOT / "weft/analysis/catalog.json").read_text())
     known = [m["macs"] for m in catalog if m["name"].split(".")[0] == name and m["img_size"] == size]
     return known[0] if known else count_macs(timm.create_model(name, img_size=size, device="meta"), (3, size, size))
+
+
+def segmenter_macs(name, head, classes, size):
+    backbone = timm.create_model(name, num_classes=0, device="meta")
+    return count_macs(make_segmenter(backbone, head, classes), (3, size, size))
 
 
 # Finding --------------------------------------------------------------------------------------------------------

@@ -60,6 +60,25 @@ def test_evaluation_of_other_than_squares() -> None:
         assert torch.equal(ours.normalise(ours.picture(image)[None])[0], theirs(image))
 
 
+@pytest.mark.parametrize("shape", [(480, 640), (427, 640), (640, 333), (100, 900), (9, 700), (37, 37)])
+def test_fitting_is_detections_up_to_rounding(shape: tuple[int, int]) -> None:
+    """torchvision's detection models resize by the same factor, and round down where we round to the nearest."""
+    from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+    ours = preprocessing(size=(60, 100), crop_mode="fit", interpolation="bilinear")
+    theirs = GeneralizedRCNNTransform(60, 100, [0.0] * 3, [1.0] * 3)
+    image = picture(*shape)
+    (_, height, width), expected = ours.picture(image).shape, theirs.resize(torch.zeros(3, *shape))[0].shape[1:]
+    assert (height, width) == ours.fitted(*shape)
+    assert all(0 <= side - other <= 1 for side, other in zip((height, width), expected, strict=True))
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    assert torch.equal(ours.picture(image), to_channels_first(resized, 8))
+    kept = preprocessing(size=(0, 0), crop_mode="fit")
+    assert torch.equal(kept.picture(image), to_channels_first(image, 8))
+    deep = preprocessing(size=(60, 100), crop_mode="fit", depth=16, channels=5)
+    assert deep.picture(np.zeros((*shape, 5), np.uint16)).shape == (5, height, width)
+
+
 def test_evaluation_of_real_pictures() -> None:
     folder = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared/data"))
     files = sorted(folder.rglob("*.JPEG"))[:10]
@@ -203,7 +222,7 @@ def test_no_bit_left_is_black() -> None:
 def test_resizing_is_pillows_up_to_rounding() -> None:
     image = picture(100, 120)
     for mode in ("bilinear", "bicubic"):
-        for size in ((32, 32), (150, 130), (100, 40)):
+        for size in ((32, 32), (150, 130), (100, 40), (1, 30), (30, 1), (1, 1)):
             expected = to_channels_first(resize(image, size, mode), 8)
             assert (resize(to_channels_first(image, 8), size, mode).int() - expected.int()).abs().max() <= 2
 

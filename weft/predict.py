@@ -3,9 +3,10 @@
 Both read pictures through the loader, the preprocessing and the batches of training's validation, so all three agree.
 """
 
-import glob
+import importlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from torch import Tensor, nn
 from weft.analysis.errors import Evaluation, nearest_valid
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.loader import Batch, eval_batches
-from weft.data.read import BadPicture
-from weft.data.sources import PICTURE_ENDINGS, Source, join, open_source, relabelled
+from weft.data.renamed import in_classes
+from weft.data.sources import Source, open_configured, relabelled
 from weft.data.split import load_split
 from weft.data.transforms import Preprocessing
 from weft.engine.device import pick_device, pick_precision
 from weft.errors import WeftError, check_choice, check_positive
 from weft.models.folder import open_model
+from weft.pictures import Found, Progress, reading_workers
+from weft.predict_dense import DensePredictor
 from weft.tasks.classify import EVAL_BATCH
 
-MANY = 500
-Progress = Callable[[int, int], None]  # pictures done, of how many
+DENSE = {"segment": "weft.analysis.segments", "detect": "weft.analysis.detections"}  # imported where there is need
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Predictor:
         A picture that cannot be read has an `error`; the others are not touched by that.
         """
         check_positive(top=top, batch=batch)
-        found = _Found(pictures)
+        found = Found(pictures)
         predictions = [Prediction(name, [], []) for name in found.names]
         for done, scores in self._run(found, np.arange(len(found.names)), batch, workers, progress):
             scale = torch.sigmoid if self.multilabel else torch.nn.Softmax(dim=1)
@@ -96,8 +98,7 @@ class Predictor:
         """Batches and their (B, classes) logits, on the host."""
         count = 0
         pin = self.device.type == "cuda"
-        if workers < 0:  # reading in other processes pays from a few hundred pictures on
-            workers = min(8, (os.cpu_count() or 1) // 2) if len(indices) > MANY else 0
+        workers = reading_workers(workers, len(indices))
         for read in eval_batches(source, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
             empty = torch.zeros(0, len(self.classes))  # not all models take a batch of no pictures
             yield read, self.logits(read.pictures).cpu() if len(read.pictures) else empty
@@ -107,18 +108,28 @@ class Predictor:
 
 
 def evaluate(
-    predictor: Predictor,
+    predictor: Predictor | DensePredictor,
     source: Source,
     indices: np.ndarray,
     *,
     batch: int = EVAL_BATCH,
     workers: int = -1,
     progress: Progress | None = None,
-) -> Evaluation:
-    """What `predictor` says about the pictures at `indices`, next to their labels, which are matched by class name.
+) -> Any:
+    """What `predictor` says about the pictures at `indices`, next to the truth, which is matched by class name: an
+    `Evaluation`, a `SegmentEvaluation` or a `DetectEvaluation`, all with `.metrics()`.
 
     Pictures that cannot be read are left out, as in training.
     """
+    task = predictor.task.name if isinstance(predictor, DensePredictor) else "classify"
+    if source.task != task:
+        verbs = {"classify": "name pictures as a whole", "segment": "segment", "detect": "detect objects"}
+        raise WeftError(f"{source.root} is data to {verbs[source.task]}; the model was trained to {verbs[task]}.")
+    if isinstance(predictor, DensePredictor):
+        source = in_classes(source, predictor.classes)
+        collect = importlib.import_module(DENSE[task]).collect
+        workers = reading_workers(workers, len(indices))
+        return collect(predictor.task, predictor.model, source, indices, workers=workers, progress=progress)
     truth, valid = _truth(predictor, source, indices)
     row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
     logits, rows = [np.zeros((0, len(predictor.classes)), np.float32)], []
@@ -153,75 +164,59 @@ def _numbered(classes: list[str]) -> bool:
     return classes == [str(i) for i in range(len(classes))]
 
 
-class _Found:
-    """Pictures that somebody named, as the loader wants them."""
-
-    multilabel = False
-
-    def __init__(self, pictures: Any):
-        entries = list(_find(pictures))
-        self.names = [name or f"picture {i}" for i, (name, _) in enumerate(entries)]
-        self.files = [file for _, file in entries]
-        self.labels = np.zeros(len(entries), np.int64)
-
-    def open(self, index: int) -> Any:
-        if isinstance(self.files[index], BadPicture):
-            raise self.files[index]
-        return self.files[index]
-
-
-def _find(pictures: Any) -> Iterator[tuple[str, Any]]:
-    """Name and file of each picture, or name and what is wrong with it; what was no file may have no name."""
-    if isinstance(pictures, str | os.PathLike):
-        yield from _find_files(os.fspath(pictures))
-    elif isinstance(pictures, Iterable) and not isinstance(pictures, np.ndarray | bytes):
-        for picture in pictures:
-            yield from _find(picture)
-    else:
-        yield getattr(pictures, "filename", ""), pictures
-
-
-def _find_files(path: str) -> Iterator[tuple[str, Any]]:
-    if os.path.isdir(path):
-        below = (p for p in sorted(Path(path).rglob("*")) if p.suffix.lower() in PICTURE_ENDINGS)
-        files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        nothing = "a folder without pictures"
-    else:
-        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in sorted(glob.glob(path, recursive=True))]
-        nothing = "no such file or folder"
-    for file in files:
-        yield _shown(str(file)), file
-    if not files:
-        yield _shown(path), BadPicture(nothing)
-
-
-def _shown(path: str) -> str:
-    """A path that can be printed, whatever bytes the file system has."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 # A run or model folder ------------------------------------------------------------------------------------------
 
 
-def load(folder: str | os.PathLike[str], device: str = "auto") -> Predictor:
+def load(
+    folder: str | os.PathLike[str], device: str = "auto", settings: Mapping[str, Any] | None = None
+) -> Predictor | DensePredictor:
     """Opens what was trained or converted: a run, or any folder that `save_model` wrote.
 
-    A run is computed with as training validated it; classes without names have their numbers.
+    A run is computed with as training validated it; classes without names have their numbers. A model that segments
+    or detects takes other `settings` of how it is used, such as {"test.flip": True}.
     """
     folder = Path(folder)
-    model, config = open_model(folder)
-    classes = config.get("label_names") or [str(i) for i in range(config["num_classes"])]
-    entry = config.get("weft", {})
-    stored = entry.get("preprocessing")
-    preprocessing = Preprocessing.from_dict(stored) if stored else timms_preprocessing(model)
-    where, dtype = pick_device(device), torch.float32
+    model, stored = open_model(folder)
+    classes = stored.get("label_names") or [str(i) for i in range(stored["num_classes"])]
+    entry = stored.get("weft", {})
+    preprocessing = entry.get("preprocessing")
+    preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
+    where, dtype, config = pick_device(device), torch.float32, override(Config(), entry.get("settings", {}))
     if (folder / "config.yaml").is_file():
-        run = override(Config(), read_yaml(folder / "config.yaml")).run
-        if not (run.precision == "fp16" and where.type == "cpu"):
-            dtype = pick_precision(run, where)
-        if run.channels_last:
+        config = override(config, read_yaml(folder / "config.yaml"))
+        if not (config.run.precision == "fp16" and where.type == "cpu"):
+            dtype = pick_precision(config.run, where)
+        if config.run.channels_last:
             model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if entry.get("task", "classify") != "classify":
+        config = override(config, settings or {})
+        return _dense(model, config, entry, classes, preprocessing, where, dtype)
+    if settings:
+        raise WeftError(f"{folder} holds a classifier, to which {', '.join(settings)} does not apply.")
     return Predictor(model, preprocessing, classes, bool(entry.get("multilabel", False)), where, dtype)
+
+
+def _dense(
+    model: Any,
+    config: Config,
+    entry: dict[str, Any],
+    classes: list[str],
+    preprocessing: Preprocessing,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DensePredictor:
+    """A segmenter or detector, used as `config.test` says."""
+    from weft.engine.choose import LONG_SIDE
+    from weft.tasks.make import make_task
+
+    test, shapes = config.test, entry["head"] == "mask-rcnn"
+    if test.short_side:
+        preprocessing = replace(preprocessing, size=(test.short_side, round(LONG_SIDE * test.short_side)))
+    if entry["task"] == "detect":
+        heads = model.roi_heads  # torchvision's names
+        heads.score_thresh, heads.nms_thresh, heads.detections_per_img = test.score, test.nms, test.detections
+    common: dict[str, Any] = dict(classes=classes, preprocessing=preprocessing, device=device, dtype=dtype)
+    return DensePredictor(model, make_task(entry["task"], config, has_shapes=shapes, **common), preprocessing, device)
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:
@@ -260,12 +255,12 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     """
     if split:
         check_choice("split", split, SPLITS)
-    config = _data_config(Path(folder))
-    if data and not (config and _same_place(data, config.source)):
-        source, whose = open_source(data), ""
+    config, own = _data_config(Path(folder)), (Path(folder) / "split.json").is_file()
+    if data and not (own and _same_place(data, config.source)):
+        source, whose = open_configured(config, data), ""
         parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
         split = split or next((name for name in parts if len(parts[name])), "all")
-    elif config:
+    elif own:
         source, parts = _own_data(Path(folder), config)
         whose, split = ", by the run's own split", split or "val"
     else:
@@ -278,11 +273,12 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
 
 
-def _data_config(folder: Path) -> DataConfig | None:
-    """The data of a run; None for a model folder that is none."""
-    if not (folder / "config.yaml").is_file() or not (folder / "split.json").is_file():
-        return None
-    return override(Config(), read_yaml(folder / "config.yaml")).data
+def _data_config(folder: Path) -> DataConfig:
+    """What a run was trained on; of a model folder that is no run, nothing but its task."""
+    if (folder / "config.yaml").is_file():
+        return override(Config(), read_yaml(folder / "config.yaml")).data
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return DataConfig(task=stored.get("weft", {}).get("task", "auto"))
 
 
 def _same_place(data: str, other: str) -> bool:
@@ -290,8 +286,6 @@ def _same_place(data: str, other: str) -> bool:
 
 
 def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
-    source = open_source(config.source, group=config.group)
-    if config.val:
-        source = join(source, open_source(config.val))
+    source = open_configured(config)
     split = load_split(folder / "split.json", source)
     return source, {"val": split.val, "test": split.test}

@@ -14,7 +14,9 @@ SHORT = {  # options that are used so often that they have no section
     "val": "data.val",
     "fraction": "data.fraction",
     "balance": "data.balance",
+    "task": "data.task",
     "model": "model.name",
+    "head": "model.head",
     "init": "model.init",
     "freeze": "model.freeze",
     "img_size": "augment.img_size",
@@ -55,10 +57,10 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Trains a classifier.
+    """Trains a classifier, or, on pictures with masks or boxes, a model that segments or detects.
 
     Args:
-        data: a folder, a CSV file, shards, a torchvision set, or demo:fashion. docs/data.md has them all.
+        data: a folder, a CSV or COCO file, shards, a known set, or demo:fashion. docs/data.md has them all.
         recipe: a name of `weft recipes`, or a YAML file; by default chosen from the data.
         config: a YAML file of settings, such as an earlier run's config.yaml.
         out: the folder to make; by default a new one under runs/.

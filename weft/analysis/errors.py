@@ -57,7 +57,7 @@ class Evaluation:
         meter = Meter(len(self.classes), self.multilabel)
         for start in range(0, len(self.logits), 1024):  # not all at once: float64 takes twice the memory
             part = slice(start, start + 1024)
-            meter.update(torch.from_numpy(self.logits[part]), torch.from_numpy(self.labels[part]))
+            meter.add(torch.from_numpy(self.logits[part]), torch.from_numpy(self.labels[part]))
         return {"n": len(self.names), **(self._multi_label(meter) if self.multilabel else self._single_label(meter))}
 
     def worst(self, k: int) -> list[Mistake]:

@@ -4,11 +4,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.config import DataConfig
+from weft.data.check_targets import look_at_targets
 from weft.data.duplicates import equal_groups, near_pairs
 from weft.data.findings import SEVERITIES, DataReport, Pair, Problem, Severity, many
 from weft.data.scan import Progress, Scan, read_all, read_headers
@@ -54,8 +56,12 @@ def check(
         scan = read_headers(source, config.max_pixels, QUICK_SECONDS, progress)
     else:
         scan = read_all(source, config.max_pixels, progress)
+    targets = look_at_targets(source, config, quick, progress)
+    if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
+        source = replace(source, labels=targets.present, multilabel=True)
     view = _View(source, scan, _sides(source, split), config)
-    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_classes(view), *_oddities(view)]
+    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
+    problems += _classes(view) if source.task != "segment" else ()  # of masks, `targets` says more
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
@@ -76,8 +82,12 @@ def check(
         modes=dict(Counter(read["mode"].tolist()).most_common()),
         notes=list(source.notes),
         problems=problems,
-        bad={source.names[i]: reason for i, reason in sorted(scan.bad.items())},
+        bad={**targets.bad, **{source.names[i]: reason for i, reason in sorted(scan.bad.items())}},
         seconds=time.monotonic() - start,
+        task=source.task,
+        pixels=targets.pixels,
+        object_sizes=targets.sizes,
+        has_shapes=source.has_shapes,
     )
 
 
@@ -237,7 +247,7 @@ def _classes(view: _View) -> Iterable[Problem]:
         text = f"Classes that differ only by case or blanks: {some(family)}."
         yield Problem("warning", "alike-classes", text, family, count=len(family))
     filled = np.flatnonzero(learned)
-    if len(filled):
+    if len(filled) and view.source.task == "classify":
         most, least = filled[learned[filled].argmax()], filled[learned[filled].argmin()]
         ratio = learned[most] / learned[least]
         if ratio >= UNBALANCED:

@@ -6,18 +6,19 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from weft.data.read import BadPicture
+from weft.data.pairs import align
+from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, Plan
-from weft.data.transforms import Augmentation, Preprocessing
+from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 
 PREFETCH = 2  # batches each worker makes ahead
@@ -25,10 +26,11 @@ GRACE = 30  # seconds a worker lives on after SIGTERM
 
 
 class Pictures(Protocol):
-    """What the loader wants of a source."""
+    """What the loader wants of a source; and `target`, where its task is not to classify."""
 
     labels: np.ndarray
     multilabel: bool
+    task: Literal["classify", "segment", "detect"]
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -38,19 +40,39 @@ class Pictures(Protocol):
 
 @dataclass
 class Batch:
-    """Pictures and what belongs to them; files that could not be read are left out and named in `bad`."""
+    """Pictures and what belongs to them; files that could not be read are left out and named in `bad`.
 
-    pictures: Tensor  # (B, C, h, w) uint8 or float32
-    labels: Tensor  # (B,) int64, or (B, classes) float32 where there are several per picture
+    | task | labels |
+    |---|---|
+    | classify | (B,) int64, or (B, classes) float32 where there are several per picture |
+    | segment, training | (B, h, w) uint8 |
+    | segment, evaluation | list of (H, W) uint8, as large as the pictures are on disk |
+    | detect, training | list of {"boxes": (n, 4), "labels": (n,), "masks": (n, h, w) where there are shapes} |
+    | detect, evaluation | list of `Objects`, in pixels of the pictures on disk |
+    """
+
+    pictures: Any  # (B, C, h, w) uint8 or float32; or a list of (C, h, w), in detection and where sizes differ
+    labels: Any
     index: Tensor  # (B,) int64, positions in the source
     bad: list[tuple[int, str]]
+    sizes: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # upright, on disk; in evaluation, but not of classifiers
 
     def pin_memory(self) -> "Batch":  # the DataLoader calls it
-        return Batch(self.pictures.pin_memory(), self.labels.pin_memory(), self.index.pin_memory(), self.bad)
+        return replace(self, pictures=_pinned(self.pictures), labels=_pinned(self.labels), index=_pinned(self.index))
+
+
+def _pinned(items: Any) -> Any:
+    if isinstance(items, Tensor):
+        return items.pin_memory()
+    if isinstance(items, dict):
+        return {key: _pinned(value) for key, value in items.items()}
+    return [_pinned(item) for item in items] if isinstance(items, list) else items
 
 
 def train_batches(
-    source: Pictures, augmentation: Augmentation, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
+    source: Pictures, augmentation: Any, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
 ) -> Generator[Batch]:
     """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
     reader = _Reader(source, augmentation.preprocessing, augmentation)
@@ -91,30 +113,35 @@ def check_shared_memory(batch_bytes: int, workers: int) -> None:
 class _Reader(Dataset[Batch]):
     """A list of draws in, a batch out. Lives in the workers."""
 
-    def __init__(self, source: Pictures, preprocessing: Preprocessing, augmentation: Augmentation | None) -> None:
+    def __init__(self, source: Pictures, preprocessing: Preprocessing, augmentation: Any) -> None:
         self.source, self.preprocessing, self.augmentation = source, preprocessing, augmentation
 
     def __getitem__(self, draws: list[Draw]) -> Batch:
-        height, width = self.preprocessing.size
-        dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
-        pictures = torch.empty(len(draws), self.preprocessing.channels, height, width, dtype=dtype)
-        index, bad = [], []
+        examples, index, bad = [], [], []
         for draw in draws:
             try:
-                pictures[len(index)] = self._picture(draw)
+                examples.append(self._example(draw))
                 index.append(draw.index)
             except BadPicture as why:
                 bad.append((draw.index, str(why)))
-        labels = torch.from_numpy(np.asarray(self.source.labels[index]))
-        labels = labels.to(torch.float32 if self.source.multilabel else torch.int64)
-        return Batch(pictures[: len(index)], labels, torch.tensor(index, dtype=torch.int64), bad)
+        pictures, targets, sizes = (list(column) for column in zip(*examples, strict=True)) if examples else ([],) * 3
+        labels = self._labels(index, targets)
+        sizes = [size for size in sizes if size is not None]
+        return Batch(self._stacked(pictures), labels, torch.tensor(index, dtype=torch.int64), bad, sizes)
 
-    def _picture(self, draw: Draw) -> Tensor:
+    def _example(self, draw: Draw) -> tuple[Tensor, Any, tuple[int, int] | None]:
+        """Picture, target where that is no label, and the size on disk where the answer is wanted at that size."""
         try:
             file = self.source.open(draw.index)
-            if self.augmentation is None:
-                return self.preprocessing.picture(file)
-            return self.augmentation.picture(file, draw.seed)
+            if self.source.task == "classify":
+                return self._picture(file, draw.seed), None, None
+            target = self.source.target(draw.index)  # type: ignore[attr-defined]
+            if self.augmentation is not None:
+                return *self.augmentation.pair(file, target, draw.seed), None
+            found = header(file)
+            target = target if target is None else align(target, found)  # None: to be predicted
+            target = torch.from_numpy(target) if isinstance(target, np.ndarray) else target
+            return self.preprocessing.picture(file), target, (found.height, found.width)
         except BadPicture:
             raise
         except OSError as error:
@@ -122,6 +149,28 @@ class _Reader(Dataset[Batch]):
         except Exception as error:
             name = self.source.names[draw.index]
             raise RuntimeError(f"While reading {name!r}: {type(error).__name__}: {error}") from error
+
+    def _picture(self, file: Any, seed: int) -> Tensor:
+        if self.augmentation is None:
+            return self.preprocessing.picture(file)
+        return self.augmentation.picture(file, seed)
+
+    def _labels(self, index: list[int], targets: list[Any]) -> Any:
+        if self.source.task == "segment" and self.augmentation is not None and targets:
+            return torch.stack(targets)
+        if self.source.task != "classify":
+            return targets
+        labels = torch.from_numpy(np.asarray(self.source.labels[index]))
+        return labels.to(torch.float32 if self.source.multilabel else torch.int64)
+
+    def _stacked(self, pictures: list[Tensor]) -> Any:
+        """One tensor where that is possible, which a detector's pictures never are."""
+        if self.source.task == "detect" or len({picture.shape for picture in pictures}) > 1:
+            return pictures
+        if pictures:
+            return torch.stack(pictures)
+        dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
+        return torch.empty(0, self.preprocessing.channels, *self.preprocessing.size, dtype=dtype)
 
 
 def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin: bool) -> Generator[Batch]:

@@ -21,6 +21,8 @@ from weft.errors import WeftError, did_you_mean
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from weft.config import DataConfig
+
 PICTURE_ENDINGS = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".npy"),
@@ -103,6 +105,11 @@ class Source:
         """What is to be learned of a picture where that is no label: a mask or `Objects`. Safe in worker processes."""
         return self.targets(index)
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether objects have shapes, not only boxes."""
+        return self.task == "detect" and self.targets.has_shapes
+
 
 class Files:
     """Reads pictures that are files, by their paths relative to `root`."""
@@ -145,17 +152,69 @@ class Parts:
         one = ((self.readers[self.part[i]], int(self.position[i])) for i in positions)
         return b"".join(reader.sizes(range(position, position + 1)) for reader, position in one)
 
+    @property
+    def has_shapes(self) -> bool:  # where these are objects
+        return all(reader.has_shapes for reader in self.readers)
 
-def open_source(source: str, *, group: str = "") -> Source:
+
+def open_configured(config: "DataConfig", source: str = "") -> Source:
+    """The source that a run is configured for, with the pictures it validates on; or another one, read likewise."""
+    settings: Any = dict(task=config.task, masks=config.masks, classes=config.classes, ignore=config.ignore)
+    found = open_source(source or config.source, group="" if source else config.group, **settings)
+    if config.val and not source:
+        found = join(found, open_source(config.val, **{**settings, "task": found.task, "masks": ""}))
+    return found
+
+
+def open_source(
+    source: str, *, group: str = "", task: str = "auto", masks: str = "", classes: str = "", ignore: Sequence[int] = ()
+) -> Source:
     """Finds out what `source` is and reads its names and labels; WeftError says what is wrong with it, in one line.
 
-    `group`: a column of a table, or a regular expression on names, whose first bracket (or whole match) is the group.
+    Args:
+        source: a folder, a file or NAME:ROOT.
+        group: a column of a table, or a regular expression on names, whose first bracket (or whole match) is the group.
+        task: auto, classify, segment or detect; auto: what the layout is for.
+        masks: segment: a folder of masks that does not lie beside the pictures.
+        classes: segment: a file with the names, values or colours of the classes.
+        ignore: segment: mask values that do not count.
     """
-    found = _open(source, group)
+    found = _open_dense(source, task, masks, classes, ignore) or _open(source, group)
     if not len(found):
         raise WeftError(f"{source} has no pictures with labels.")
+    if task not in ("auto", found.task):
+        raise WeftError(f"{source} is {found.layout}, for which there is no data.task={task}.")
     if group and found.groups is None:
         _group_by_name(found, group)
+    return found
+
+
+def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequence[int]) -> Source | None:
+    """Pictures with masks or boxes; None where `source` holds neither."""
+    from weft.data import boxes, demo, mask_sets
+    from weft.data import masks as mask_folders
+
+    path = Path(source).expanduser()
+    name, colon, root = source.partition(":")
+    name = name.lower().replace("_", "-")
+    found = None
+    if task == "classify":
+        return None
+    if not path.exists() and colon and name == "demo" and root == "nuclei":
+        return demo.open_nuclei("detect" if task == "detect" else "segment")
+    if not path.exists() and colon and name in {**mask_sets.MASK_SETS, **boxes.BOX_SETS}:
+        folder = Path(root).expanduser()
+        if not root or not folder.is_dir():
+            raise WeftError(f"{source}: after the colon comes the folder that holds the set; {root!r} is none.")
+        found = {**mask_sets.MASK_SETS, **boxes.BOX_SETS}[name](source, folder)
+    elif path.is_dir() and task != "detect" and (masks or (task == "segment" and mask_folders.recognise(path))):
+        found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
+    elif (path.is_dir() or path.suffix.lower() == ".json") and boxes.recognise(path):
+        found = boxes.open_boxes(source)
+    elif path.is_dir() and mask_folders.recognise(path):
+        found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
+    if found is not None and found.task == "detect" and task == "segment":
+        found = mask_folders.semantic_from_objects(found)
     return found
 
 
@@ -185,7 +244,7 @@ def _open(source: str, group: str) -> Source:
         return tables.open_table(source, group)
     if kind in PICTURE_ENDINGS:
         raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
-    raise WeftError(f"{source} is no data Weft reads: give a folder, a .csv or .tsv file, .tar shards or NAME:ROOT.")
+    raise WeftError(f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT.")
 
 
 def fingerprint(source: Source) -> str:
@@ -220,8 +279,12 @@ def join(source: Source, val: Source) -> Source:
 
     Validation pictures that `source` has of its own are left out.
     """
-    if source.multilabel != val.multilabel or val.valid is not None:
+    if source.multilabel != val.multilabel or source.task != val.task or val.valid is not None:
         raise WeftError(f"{val.root} cannot validate {source.root}: their pictures have different kinds of labels.")
+    if source.task != "classify":
+        from weft.data.renamed import in_classes
+
+        val = in_classes(val, source.classes)
     own, other = np.flatnonzero(source.splits != "val"), evaluated(val)
     notes = [*source.notes, *(f"{val.root}: {note}" for note in val.notes)]
     if len(own) < len(source):
@@ -246,6 +309,8 @@ def join(source: Source, val: Source) -> Source:
         groups=groups,
         blocks=blocks,
         notes=notes,
+        task=source.task,
+        targets=None if source.targets is None else Parts([(source.targets, own), (val.targets, other)]),
     )
 
 

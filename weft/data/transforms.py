@@ -38,16 +38,18 @@ class Preprocessing:
 
     `center` resizes the short side to size / crop_pct and cuts out the centre, `squash` resizes both sides, as timm
     does. Nothing is drawn, nothing is shrunk by the decoder, so 8-bit pictures come out as timm's, bit for bit.
+    `fit`, for masks and boxes, keeps the whole picture and its aspect ratio: `size` is the short side and the most that
+    the long side may have; (0, 0) keeps the size, too.
     """
 
-    size: tuple[int, int]  # height, width
+    size: tuple[int, int]  # height, width; of `fit`: short side, long side
     channels: int
     depth: int  # 8: uint8 tensors; 16 and 32: float32
     mean: tuple[float, ...]  # of values from 0 to 1
     std: tuple[float, ...]
     interpolation: str
     crop_pct: float
-    crop_mode: Literal["center", "squash"]
+    crop_mode: Literal["center", "squash", "fit"]
     max_pixels: int
 
     def picture(self, file: Picture) -> Tensor:
@@ -58,10 +60,17 @@ class Preprocessing:
             canvas: Canvas = pixels if isinstance(pixels, Image.Image) else to_pillow(to_channels_first(pixels, 8))
         else:
             canvas = to_channels_first(pixels, self.depth)
+        if self.crop_mode == "fit":
+            height, width = F.get_size(canvas)
+            return to_tensor(resize(canvas, self.fitted(height, width), self.interpolation), self.depth)
         target = [math.floor(side / self.crop_pct) for side in self.size]
         if self.crop_mode == "center":
             target = _cover(F.get_size(canvas), target)
         return to_tensor(F.center_crop(resize(canvas, target, self.interpolation), list(self.size)), self.depth)
+
+    def fitted(self, height: int, width: int) -> tuple[int, int]:
+        """The height and width that `picture` gives a picture of this size."""
+        return fit((height, width), self.size) if self.crop_mode == "fit" else self.size
 
     def normalise(self, pictures: Tensor) -> Tensor:
         """(B, C, h, w) uint8 or float32 on any device to float32 with the statistics of training."""
@@ -134,11 +143,11 @@ class Augmentation:
             pixels = opened.pixels(self.preprocessing.channels, (needed[0], needed[1]))
         if cfg.crop == "random":
             return _random_window(to_channels_first(pixels, self.preprocessing.depth), target, cfg.pad, mode)
-        picture = to_channels_first(_cropped(pixels, box, whole), self.preprocessing.depth)
+        picture = to_channels_first(cropped(pixels, box, whole), self.preprocessing.depth)
         return resize(picture, target, mode)
 
 
-def _cropped(pixels: Image.Image | np.ndarray, box: Box, whole: tuple[int, int]) -> Image.Image | np.ndarray:
+def cropped(pixels: Image.Image | np.ndarray, box: Box, whole: tuple[int, int]) -> Image.Image | np.ndarray:
     """The box, drawn for a picture of the size `whole`, of pixels that may have been shrunk."""
     height, width = pixels.size[::-1] if isinstance(pixels, Image.Image) else pixels.shape[:2]
     top, bottom = (round(side * height / whole[0]) for side in (box[0], box[0] + box[2]))
@@ -182,11 +191,20 @@ def _cover(size: list[int], target: list[int]) -> list[int]:
     return [round(side / ratio) for side in size]
 
 
+def fit(size: tuple[int, int], limits: tuple[int, int]) -> tuple[int, int]:
+    """The height and width with the short side of `limits`, or with its long side where that would become longer."""
+    if limits == (0, 0):
+        return size
+    scale = min(limits[0] / min(size), limits[1] / max(size))
+    height, width = (max(1, math.floor(side * scale + 0.5)) for side in size)
+    return height, width
+
+
 def resize(canvas: Canvas, size: Sequence[int], mode: str) -> Canvas:
     """Height and width of `size`, with antialiasing; on tensors by torch's kernels, which know bilinear and bicubic."""
     if isinstance(canvas, Image.Image):
         return canvas.resize((size[1], size[0]), Image.Resampling[mode.upper()])
-    if mode in ("bilinear", "bicubic"):
+    if mode in ("bilinear", "bicubic") and size[1] > 1:  # at a width of 1 torch repeats the first row, or crashes
         return torch.nn.functional.interpolate(canvas[None], tuple(size), mode=mode, antialias=True)[0]
     return torch.cat([F.pil_to_tensor(resize(to_pillow(channel[None]), size, mode)) for channel in canvas])
 

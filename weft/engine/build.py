@@ -1,43 +1,103 @@
 """The model of a run: made by name, with the weights it starts from."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from weft.config import ModelConfig
+from weft.config import Config, ModelConfig
 from weft.errors import WeftError, did_you_mean
+from weft.heads.features import any_size
+from weft.heads.folder import Plan, build, load_dense_init, write_dense
 from weft.models.base import HybridModel
 from weft.models.convert import load_weights
+from weft.models.folder import write_model
 from weft.models.layouts import filter_published
 
 PRETRAINED = "pretrained"
 
 
-def make_model(
-    config: ModelConfig, *, classes: int, channels: int, size: tuple[int, int]
-) -> tuple[nn.Module, dict[str, Any], list[str]]:
-    """The model, what timm.create_model was given to make it, and what is new in it where it starts from weights."""
+@dataclass(frozen=True)
+class Made:
+    model: nn.Module
+    changed: list[str]  # what is new in it where it starts from weights
+    write: Callable[[Path, nn.Module, dict[str, Tensor], dict[str, Any]], None]  # folder, model, weights, preprocessing
+
+
+def make_model(config: Config, *, classes: list[str], size: tuple[int, int], multilabel: bool = False) -> Made:
+    """The model of a run: what timm makes of its name, or that as the backbone of a head."""
+    name, init, channels = config.model.name, config.model.init, config.data.channels
+    dense = config.data.task in ("segment", "detect")
+    args = model_args(config.model, (config.augment.img_size,) * 2 if dense else size)
+    if not dense:
+        model = create(name, args, len(classes), channels, init == PRETRAINED)
+        changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []
+        return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
+    args = {**any_size(name), **args}
+    backbone = create(name, args, 0, channels, init == PRETRAINED)
+    weights = load_weights(init) if init and init != PRETRAINED else {}
+    is_dense = any(key.startswith("backbone.") for key in weights)
+    changed = load_init(backbone, weights, init) if weights and not is_dense else []
+    plan = Plan(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
+    model = build(plan, config, backbone)
+    if is_dense:
+        changed = load_dense_init(model, weights, init)
+    return Made(model, changed, partial(_write_dense, plan=plan, config=config))
+
+
+def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
+    """What timm.create_model is given beside classes and channels."""
     args = {**config.args, **({"drop_path_rate": config.drop_path} if config.drop_path is not None else {})}
     if config.drop:
         args["drop_rate"] = config.drop
     if takes_size(config.name):
         args["img_size"] = size
-    pretrained = config.init == PRETRAINED
+    return args
+
+
+def create(name: str, args: dict[str, Any], classes: int, channels: int, pretrained: bool) -> nn.Module:
     try:
-        model = timm.create_model(config.name, pretrained, num_classes=classes, in_chans=channels, **args)
+        return timm.create_model(name, pretrained, num_classes=classes, in_chans=channels, **args)
     except WeftError:
         raise
     except TypeError as error:
-        raise WeftError(f"{config.name} does not take these arguments: {error}") from None
+        raise WeftError(f"{name} does not take these arguments: {error}") from None
     except Exception as error:  # whatever a download or a cache raises
         if not pretrained:
             raise
-        raise WeftError(f"No pretrained weights of {config.name} can be had: {_first_line(error)}") from error
-    changed = load_init(model, config.init) if config.init and not pretrained else []
-    return model, args, changed
+        raise WeftError(f"No pretrained weights of {name} can be had: {_first_line(error)}") from error
+
+
+def _write(
+    folder: Path,
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    preprocessing: dict[str, Any],
+    *,
+    classes: list[str],
+    multilabel: bool,
+    args: dict[str, Any],
+) -> None:
+    common: Any = dict(classes=classes, preprocessing=preprocessing, multilabel=multilabel)
+    write_model(model, folder, args=args, weights=weights, **common)
+
+
+def _write_dense(
+    folder: Path,
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    preprocessing: dict[str, Any],
+    *,
+    plan: Plan,
+    config: Config,
+) -> None:
+    write_dense(folder, plan, weights, preprocessing=preprocessing, config=config)
 
 
 def check_name(name: str) -> None:
@@ -64,14 +124,13 @@ def takes_size(name: str) -> bool:
 # Weights to start from ------------------------------------------------------------------------------------------
 
 
-def load_init(model: nn.Module, init: str) -> list[str]:
-    """Loads the weights of a run, a model folder or a file; returns one line for each thing that differs.
+def load_init(model: nn.Module, found: dict[str, Tensor], init: str) -> list[str]:
+    """Loads the weights of a run, a model folder or a file, `init`; returns one line for each thing that differs.
 
     A classifier for other classes starts anew, positions of another picture size are interpolated, a first convolution
     of three channels is adapted to others. Any other difference is an error that names the tensors.
     """
-    found, own = load_weights(init), model.state_dict()
-    state = _filter(found, model)
+    own, state = model.state_dict(), _filter(found, model)
     changed = [
         f"{k} resized from {tuple(v.shape)}" for k, v in found.items() if k in state and state[k].shape != v.shape
     ]

@@ -22,15 +22,21 @@ from weft.data.sources import Source
 from weft.data.transforms import Preprocessing
 from weft.engine.build import takes
 from weft.errors import WeftError
+from weft.heads.rcnn import choose_anchors
+from weft.tasks.make import HEADS
 
 SMALL = 64  # pictures up to this side are taken as they are
 FEW = 20_000  # training pictures up to which the small-data recipe is chosen
 NANO_SIZE = 96  # of large pictures for the nano models
 READERS = 8  # from so many on, augmentation by the readers was the faster one on an H200 with 16 cores
+WINDOW = 512  # side of the window that segmentation trains on, at most
+SHORT_SIDE, LONG_SIDE = 800, 1333 / 800  # of detection: at most, and in proportion to the short side
 MEASURED = 500  # pictures for mean and standard deviation
 
 
-def choose_recipe(config: Config, pictures: int) -> str:
+def choose_recipe(config: Config, task: str, pictures: int) -> str:
+    if task != "classify":
+        return task
     if config.model.init:
         return "finetune"
     return "small-data" if pictures <= FEW else "large-data"
@@ -45,16 +51,52 @@ def fill(
     """
     if not report.width:
         raise WeftError(f"None of the pictures of {config.data.source} can be read.")
-    width, height = round(report.width["median"]), round(report.height["median"])
-    side = min(width, height)
     why: list[str] = []
-    model, augment, run, data = config.model, config.augment, config.run, config.data
+    chosen = _fill_model(config, report, device, why)
+    if config.data.task == "classify":
+        chosen = _fill_classifier(chosen, given, report, device, why)
+    else:
+        chosen = _fill_dense(chosen, report, why)
+    data, run = chosen.data, chosen.run
+    if not data.channels:
+        data = replace(data, channels=report.channels)
+    if not run.batch:
+        run = replace(run, batch=_batch(pictures, device, 256 if data.task == "classify" else 16))
+        why.append(f"batch {run.batch}: for {pictures:,} training pictures")
+    if data.workers < 0:
+        data = replace(data, workers=_workers(device))
+    return replace(chosen, run=run, data=data), why
+
+
+def _fill_model(config: Config, report: DataReport, device: torch.device, why: list[str]) -> Config:
+    model, task = config.model, config.data.task
+    side = _side(report)
     if model.name == "auto":
-        small = side <= SMALL or device.type == "cpu"
-        model = replace(model, name="cvt_nano" if small else "cvt_13")
+        small = device.type == "cpu" or (side <= SMALL and task == "classify")
+        nano, large = ("cvt_nano", "cvt_13") if task == "classify" else ("cetnet_nano", "cetnet_tiny")
+        model = replace(model, name=nano if small else large)
         why.append(
-            f"model {model.name}: " + (f"pictures of {side} pixels" if side <= SMALL else f"for the {device.type}")
+            f"model {model.name}: "
+            + (f"pictures of {side} pixels" if side <= SMALL and task == "classify" else f"for the {device.type}")
         )
+    if model.head == "auto":
+        heads = {"classify": "linear", "segment": "fpn", "detect": "mask-rcnn" if report.has_shapes else "faster-rcnn"}
+        model = replace(model, head=cast(Any, heads[task]))
+        if task != "classify":
+            why.append(f"head {model.head}")
+    return replace(config, model=model)
+
+
+def _side(report: DataReport) -> int:
+    """The short side of a usual picture."""
+    return min(round(report.width["median"]), round(report.height["median"]))
+
+
+def _fill_classifier(
+    config: Config, given: Collection[str], report: DataReport, device: torch.device, why: list[str]
+) -> Config:
+    model, augment, side = config.model, config.augment, _side(report)
+    width, height = round(report.width["median"]), round(report.height["median"])
     if not augment.img_size:
         augment = replace(augment, img_size=_size(model.name, side))
         own = augment.img_size not in (width, height)
@@ -69,18 +111,34 @@ def fill(
     if augment.img_size <= SMALL and side <= SMALL and "augment.crop" not in given:
         augment = replace(augment, crop="random", pad=augment.img_size // 8)
         why.append(f"crop random with a margin of {augment.pad}: the pictures are small")
-    if not data.channels:
-        data = replace(data, channels=report.channels)
     if augment.on_device == "auto":
-        few_readers = (data.workers if data.workers >= 0 else _workers(device)) < READERS
-        on_device = device.type == "cuda" and few_readers and fits(augment.policy, data.channels, report.depth)
+        few_readers = (config.data.workers if config.data.workers >= 0 else _workers(device)) < READERS
+        channels = config.data.channels or report.channels
+        on_device = device.type == "cuda" and few_readers and fits(augment.policy, channels, report.depth)
         augment = replace(augment, on_device="yes" if on_device else "no")
-    if not run.batch:
-        run = replace(run, batch=_batch(pictures, device))
-        why.append(f"batch {run.batch}: for {pictures:,} training pictures")
-    if data.workers < 0:
-        data = replace(data, workers=_workers(device))
-    return replace(config, model=model, augment=augment, run=run, data=data), why
+    return replace(config, model=model, augment=augment)
+
+
+def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
+    model, augment, side = config.model, config.augment, _side(report)
+    augment = replace(augment, on_device="no")
+    if not augment.img_size and config.data.task == "segment":
+        augment = replace(augment, img_size=max(64, min(WINDOW, side // 32 * 32)))
+        why.append(f"img_size {augment.img_size}: the window that training cuts out of pictures of {side} pixels")
+    if model.head == "mask-rcnn" and not report.has_shapes:
+        raise WeftError(f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn.")
+    if config.data.task == "detect":
+        if not augment.img_size:
+            augment = replace(augment, img_size=max(augment.short_sides, default=min(SHORT_SIDE, side)))
+            why.append(f"img_size {augment.img_size}: the short side of pictures of {side} pixels")
+        if not augment.long_side:
+            augment = replace(augment, long_side=round(LONG_SIDE * augment.img_size))
+        if "anchor_sizes" not in model.head_args and report.object_sizes:
+            scale = augment.img_size / side
+            sizes = choose_anchors({name: value * scale for name, value in report.object_sizes.items()})
+            model = replace(model, head_args={**model.head_args, "anchor_sizes": sizes})
+            why.append(f"anchors of {', '.join(f'{size:g}' for size in sizes)} pixels, by the sizes of the objects")
+    return replace(config, model=model, augment=augment)
 
 
 def _size(name: str, side: int) -> int:
@@ -98,11 +156,11 @@ def _needs_small_stride(name: str, size: int) -> bool:
     return size <= SMALL * 3 // 4 and "nano" not in name and takes(name, "stem_stride")
 
 
-def _batch(pictures: int, device: torch.device) -> int:
-    """A power of two from 8 to 256 that leaves an epoch some steps: fewer on a GPU, which small batches do not fill."""
+def _batch(pictures: int, device: torch.device, most: int) -> int:
+    """A power of two from 8 to `most` that leaves an epoch some steps: fewer on a GPU, which needs large batches."""
     steps = 16 if device.type == "cuda" else 50
     batch = 8
-    while batch < 256 and pictures // (2 * batch) >= steps:
+    while batch < most and pictures // (2 * batch) >= steps:
         batch *= 2
     return batch
 
@@ -139,6 +197,45 @@ def check_settings(config: Config) -> None:
             raise WeftError(f"{text}.")
 
 
+def check_task_settings(config: Config) -> None:
+    """Raises for settings that belong to another task than that of the data."""
+    task, augment, loss = config.data.task, config.augment, config.loss
+    if config.model.head not in HEADS[task]:
+        raise WeftError(
+            f"model.head={config.model.head} is not for these data, whose task is to {task};"
+            f" choose {' or '.join(HEADS[task])}."
+        )
+    kinds = {"classify": ("auto", "ce", "bce"), "segment": ("auto", "ce", "ohem", "focal", "dice", "ce+dice")}
+    if loss.kind not in kinds.get(task, ("auto",)):
+        raise WeftError(f"loss.kind={loss.kind} is not for these data, whose task is to {task}; leave it out.")
+    if task == "classify":
+        return
+    theirs = {
+        "augment.policy": augment.policy,
+        "augment.mixup": augment.mixup,
+        "augment.cutmix": augment.cutmix,
+        "augment.erase": augment.erase,
+        "augment.color_jitter": augment.color_jitter,
+        "loss.teacher": loss.teacher,
+        "model.drop": config.model.drop,
+        "data.balance=logit-adjust": config.data.balance == "logit-adjust",
+    }
+    if task == "segment":
+        theirs["data.balance=sampler"] = config.data.balance == "sampler"
+    else:
+        theirs |= {
+            "data.balance=loss": config.data.balance == "loss",
+            "loss.smoothing": loss.smoothing,
+            "model.frozen_mode": config.model.frozen_mode,
+            "run.compile": config.run.compile,
+            "test.scales": config.test.scales != [1.0],
+            "test.flip": config.test.flip,
+        }
+    for name, is_set in theirs.items():
+        if is_set:
+            raise WeftError(f"{name} does not exist for data whose task is to {task}; leave it out.")
+
+
 def _is_range(values: list[float], most: float) -> bool:
     return len(values) == 2 and 0 < values[0] <= values[1] <= most
 
@@ -154,6 +251,9 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
     """
     cfg: Any = timm.get_pretrained_cfg(config.model.name)
     size, augment = config.augment.img_size, config.augment
+    if config.data.task != "classify":
+        chosen = _dense_preprocessing(config, report)
+        return replace(chosen, **_statistics(config, cfg, chosen, source, train))
     as_they_are = max(report.width["max"], report.height["max"]) <= size <= SMALL
     interpolation = augment.interpolation if augment.interpolation != "random" else "bicubic"
     chosen = Preprocessing(
@@ -167,6 +267,31 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
         crop_mode=cast(Any, augment.eval_resize or ("squash" if cfg.crop_mode == "squash" else "center")),
         max_pixels=config.data.max_pixels,
     )
+    return replace(chosen, **_statistics(config, cfg, chosen, source, train))
+
+
+def _dense_preprocessing(config: Config, report: DataReport) -> Preprocessing:
+    """Whole pictures: of segmentation as large as they are unless a short side is given, of detection as trained."""
+    augment, short = config.augment, config.test.short_side
+    size = (short, round(LONG_SIDE * short)) if short else (0, 0)
+    if config.data.task == "detect" and not short:
+        size = (augment.img_size, augment.long_side)
+    return Preprocessing(
+        size=size,
+        channels=config.data.channels,
+        depth=report.depth,
+        mean=(0.0,) * config.data.channels,
+        std=(1.0,) * config.data.channels,
+        interpolation=augment.interpolation if augment.interpolation != "random" else "bicubic",
+        crop_pct=1.0,
+        crop_mode="fit",
+        max_pixels=config.data.max_pixels,
+    )
+
+
+def _statistics(
+    config: Config, cfg: Any, chosen: Preprocessing, source: Source, train: np.ndarray
+) -> dict[str, tuple[float, ...]]:
     earlier = read_preprocessing(config.model.init)
     if earlier is not None and earlier.channels == chosen.channels:
         mean, std = earlier.mean, earlier.std
@@ -174,7 +299,7 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
         mean, std = tuple(cfg.mean), tuple(cfg.std)
     else:
         mean, std = measure(chosen, source, train)
-    return replace(chosen, mean=mean, std=std)
+    return {"mean": mean, "std": std}
 
 
 def read_preprocessing(folder: str) -> Preprocessing | None:

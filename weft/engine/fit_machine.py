@@ -7,9 +7,8 @@ import time
 import torch
 
 from weft.engine.loop import Trainer, WentWrong
-from weft.engine.parts import is_out_of_memory, made_up
+from weft.engine.parts import is_out_of_memory
 from weft.engine.state import load_tensors, snapshot
-from weft.tasks.classify import EVAL_BATCH
 
 CPU_MICRO_BATCH = 128
 SPARE = 0.9  # of the GPU's memory; the rest is for fragments and for what else runs there
@@ -45,11 +44,10 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
         limit -= 4 * sum(p.numel() for p in trainer.parameters)  # the message with the gradients
     try:
         trainer.model.train()
-        trainer.gradients(0, made_up(trainer.parts, pictures))
+        trainer.gradients(0, trainer.task.made_up(pictures))
         trainer.update()
-        with torch.no_grad(), torch.autocast("cuda", trainer.dtype, enabled=trainer.dtype != torch.float32):
-            batch = made_up(trainer.parts, EVAL_BATCH)
-            trainer.model(trainer.parts.preprocessing.normalise(batch.pictures.to(trainer.device)))
+        with torch.no_grad():
+            trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -79,10 +79,12 @@ class Screen:
         self.console.print(text, markup=False)
 
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
-        """`news`: loss, accuracy and pictures per second of the last steps. `left`: seconds to the end of the run."""
-        text = (
-            f"loss {news['loss']:.3f}  accuracy {news['accuracy']:.1%}  {news['pictures_per_second']:,.0f} pictures/s"
-        )
+        """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds."""
+        text = f"loss {news['loss']:.3f}  "
+        if "accuracy" in news:
+            text += f"accuracy {news['accuracy']:.1%}  "
+        speed = news["pictures_per_second"]
+        text += f"{speed:,.0f} pictures/s" if speed >= 10 else f"{speed:.1f} pictures/s"
         text += f"  {clock(left)} left"
         if self.bar:
             self.bar.update(
@@ -96,6 +98,7 @@ class Screen:
         """The line that stays when an epoch is over."""
         text = f"epoch {row['epoch']}/{self.total_epochs}  train loss {row['train_loss']:.3f}"
         names = {"val_loss": "val loss", "val_top1": "top-1", "val_top5": "top-5", "val_map": "mAP", "val_f1": "F1"}
+        names |= {"val_miou": "mIoU", "val_pixel_accuracy": "pixels", "val_box_ap": "box AP", "val_mask_ap": "mask AP"}
         for key, name in names.items():
             if key in row:
                 text += f"  {name} " + (f"{row[key]:.3f}" if "loss" in key else f"{row[key]:.2%}")

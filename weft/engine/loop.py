@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config
-from weft.data.device_policy import DevicePolicy
 from weft.data.loader import Batch, eval_batches, train_batches
-from weft.data.mix import BatchAugmentation
-from weft.data.transforms import Augmentation
 from weft.engine.device import World, reduce_step, running_statistics
 from weft.engine.log import Screen
 from weft.engine.optim import learning_rate, stretched
-from weft.engine.parts import Parts, is_finite, is_out_of_memory, made_up, step_seed, too_many_bad
+from weft.engine.parts import Parts, is_finite, is_out_of_memory, named_tensors, step_seed, too_many_bad
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
 from weft.files import write_tensors
-from weft.models.folder import write_model
-from weft.tasks.classify import EVAL_BATCH, Meter, count_hits
+from weft.tasks.task import cut
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
 MAX_SKIPPED = 3  # batches without a finite gradient; then something is wrong with the settings, not with a batch
@@ -87,19 +83,13 @@ class Trainer:
         screen: Screen,
     ):
         self.run, self.config, self.world, self.parts = run, config, world, parts
-        self.model, self.optimizer, self.ema = parts.model, parts.optimizer, parts.ema
+        self.model, self.optimizer, self.ema, self.task = parts.model, parts.optimizer, parts.ema, parts.task
         self.device, self.dtype = world.device, dtype
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.run.compile else self.model
+        self.forward: Callable[..., Any] = torch.compile(self.model) if config.run.compile else self.model
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.statistics = running_statistics(self.model)
         # Processes that meet within forward and backward passes: each must make equally many of these.
         self.in_lockstep = world.size > 1 and (config.run.fsdp or config.run.sync_bn)
-        self.augmentation = Augmentation(config.augment, parts.preprocessing)
-        on_device = config.augment.policy and config.augment.on_device == "yes"
-        self.policy = DevicePolicy(config.augment, parts.preprocessing) if on_device else None
-        self.mix = BatchAugmentation(
-            config.augment, config.loss.smoothing, len(parts.source.classes), parts.source.multilabel
-        )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.progress, self.screen = progress, screen
         self.log: Callable[[dict[str, Any]], None] = lambda row: None
@@ -137,7 +127,7 @@ class Trainer:
         steps = [step for step in left if step not in self.progress.skipped]
         batches = train_batches(
             self.parts.source,
-            self.augmentation,
+            self.task.augmentation,
             self.parts.plan,
             steps,
             workers=self.config.data.workers,
@@ -219,20 +209,15 @@ class Trainer:
         if is_blank and self.world.size == 1:
             return totals
         if is_blank:  # takes part all the same, with pictures that weigh nothing
-            batch = made_up(self.parts, parts * 2)
-        pictures, targets = self.prepare(batch, seed)
-        for x, y in zip(pictures.tensor_split(parts), targets.tensor_split(parts), strict=True):
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                logits = self.forward(x)
-            loss = self.parts.loss(logits, y, self.config.run.batch)
-            if self.parts.distillation:
-                weight = self.config.loss.distill_weight
-                loss = (1 - weight) * loss + weight * self.parts.distillation(x, logits, self.config.run.batch)
+            batch = self.task.made_up(parts * 2)
+        pictures, targets = self.task.prepare(batch, seed)
+        for x, y in zip(cut(pictures, parts), cut(targets, parts), strict=True):
+            loss, hits = self.task.loss(self.forward, x, y, self.config.run.batch)
             scale = self.world.size if self.config.run.fsdp else 1  # FSDP takes the mean over processes, not the sum
             self.scaler.scale(loss * (0 if is_blank else scale)).backward()
             if is_blank:
                 continue
-            totals += torch.stack([loss.detach(), count_hits(logits.detach(), y)])
+            totals += torch.stack([loss.detach(), hits])
         return totals
 
     def count_parts(self, batch: Batch) -> int:
@@ -242,23 +227,9 @@ class Trainer:
         fewest, most = self.config.run.batch // self.world.size, math.ceil(self.config.run.batch / self.world.size)
         return min(fewest, math.ceil(most / self.progress.micro_batch))
 
-    def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
-        """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
-        pictures = self.parts.preprocessing.normalise(self.augmented(batch, seed))
-        labels = batch.labels.to(self.device, non_blocking=True)
-        pictures, targets = self.mix(pictures, labels, seed)
-        if self.config.run.channels_last:
-            pictures = pictures.contiguous(memory_format=torch.channels_last)
-        return pictures, targets
-
     def seed(self, step: int) -> int:
         """Of all that this process draws for whole batches, and of drop path and dropout."""
         return step_seed(self.config.run.seed, step, self.world.rank)
-
-    def augmented(self, batch: Batch, seed: int) -> Tensor:
-        """(B, C, h, w) pictures on the device, after the policy where that is done there."""
-        pictures = batch.pictures.to(self.device, non_blocking=True)
-        return self.policy(pictures, seed) if self.policy else pictures
 
     def update(self) -> Tensor:
         """Moves the weights along the gradients; returns the norm of these."""
@@ -333,9 +304,10 @@ class Trainer:
         seen = sum(r.pictures for _, r in self.recent)
         news = {
             "loss": sum(r.loss for _, r in self.recent) / len(self.recent),
-            "accuracy": sum(r.correct for _, r in self.recent) / seen if seen else 0.0,
             "pictures_per_second": speed,
         }
+        if self.task.name != "detect":
+            news["accuracy"] = sum(r.correct for _, r in self.recent) / seen if seen else 0.0
         epoch = pending.step // steps
         self.screen.step(epoch + 1, pending.step % steps + 1, steps, news, left)
         if pending.step % max(1, self.progress.total_steps // LOG_ROWS) == 0:
@@ -377,8 +349,8 @@ class Trainer:
         """The batch as it was before it was normalised and mixed, for a closer look."""
         path = self.trouble_file(step)
         path.parent.mkdir(exist_ok=True)
-        pictures = self.augmented(batch, self.seed(step)).cpu()
-        tensors = {"pictures": pictures, "labels": batch.labels, "index": batch.index}
+        pictures = self.task.augmented(batch, self.seed(step))
+        tensors = named_tensors({"pictures": pictures, "labels": batch.labels, "index": batch.index})
         names = {str(i): self.parts.source.names[i] for i in batch.index.tolist()}
         write_tensors(path, tensors, names)
 
@@ -389,7 +361,7 @@ class Trainer:
         self.save()
         epoch = self.progress.validated + 1
         result = self.evaluate()
-        score = result.get("map", result.get("top1", -math.inf))
+        score = result.get(self.task.score, -math.inf)
         best = is_finite(self.best_model) and (not result or self.progress.best is None or score > self.progress.best)
         if best:
             self.progress.best, self.progress.best_epoch = score if result else None, epoch
@@ -415,31 +387,29 @@ class Trainer:
         if not len(self.parts.split.val):
             return {}
         model = self.best_model.eval()
-        meter = Meter(len(self.parts.source.classes), self.parts.source.multilabel, self.device)
+        meter = self.task.meter()
         batches = eval_batches(
             self.parts.source,
             self.parts.preprocessing,
             self.parts.split.val,
-            batch=EVAL_BATCH,
+            batch=self.task.eval_batch,
             workers=self.config.data.workers,
             pin=self.device.type == "cuda",
             rank=self.world.rank,
             world=self.world.size,
         )
         bad: list[tuple[int, str]] = []
-        rounds = math.ceil(math.ceil(len(self.parts.split.val) / self.world.size) / EVAL_BATCH)
+        rounds = math.ceil(math.ceil(len(self.parts.split.val) / self.world.size) / self.task.eval_batch)
         with contextlib.closing(batches):
             for batch in batches:
                 rounds -= 1
                 bad += batch.bad
                 if self.stop_wanted and self.world.size == 1:
                     raise Stopped  # the state was saved before validation began
-                x = self.parts.preprocessing.normalise(batch.pictures.to(self.device, non_blocking=True))
-                with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                    logits = model(x)
-                meter.update(logits, batch.labels.to(self.device, non_blocking=True))
+                if len(batch.pictures):
+                    meter.update(self.task.infer(model, batch.pictures), batch)
         if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
-            model(self.parts.preprocessing.normalise(made_up(self.parts, 1).pictures.to(self.device)))
+            self.task.infer(model, self.task.made_up(1).pictures)
         meter.reduce()
         self.name_unread(bad)
         return meter.result()
@@ -479,17 +449,8 @@ class Trainer:
 
     def write_best(self) -> None:
         weights = {key: whole(value).cpu() for key, value in self.best_model.state_dict().items()}
-        self.world.on_main(
-            lambda: write_model(
-                self.best_model,
-                self.run,
-                classes=self.parts.source.classes,
-                preprocessing=self.parts.preprocessing.to_dict(),
-                multilabel=self.parts.source.multilabel,
-                args=self.parts.model_args,
-                weights=weights,
-            )
-        )
+        preprocessing = self.parts.preprocessing.to_dict()
+        self.world.on_main(lambda: self.parts.write_model(self.run, self.best_model, weights, preprocessing))
 
     def forget(self) -> None:
         """Nothing that was reported so far counts: it was a trial, or has been undone."""
@@ -498,10 +459,11 @@ class Trainer:
         self.progress.bad.clear()
         self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
 
-    def augmented_batch(self) -> Tensor:
-        """(B, C, h, w) pictures of the first step as training sees them, before they are normalised and mixed."""
-        batches = train_batches(self.parts.source, self.augmentation, self.parts.plan, [0], workers=0, pin=False)
-        return self.augmented(next(iter(batches)), self.seed(0)).cpu()
+    def first_batch(self) -> Batch:
+        """The first step's pictures and targets as training sees them, before they are normalised and mixed."""
+        batches = train_batches(self.parts.source, self.task.augmentation, self.parts.plan, [0], workers=0, pin=False)
+        batch = next(iter(batches))
+        return replace(batch, pictures=self.task.augmented(batch, self.seed(0)))
 
     def seconds(self) -> float:
         """Of work in this run, in all sittings."""

@@ -61,9 +61,9 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) -> float:
     """The learning rate after `epoch` epochs, which may be a fraction, of a run of `epochs`.
 
-    The linear warm-up takes the place of the beginning of the cosine and of the steps, as in timm and DeiT: both count
-    from the start of the run. The exponential counts from the end of the warm-up, as VT has it. After `epochs` the
-    cosine stays at `min_lr`: that is the cool-down.
+    The linear warm-up takes the place of the beginning of the cosine, the polynomial and the steps, as in timm and
+    DeiT: they count from the start of the run. The exponential counts from the end of the warm-up, as VT has it.
+    After `epochs` the cosine and the polynomial stay at `min_lr`: that is the cool-down.
     """
     lr = scaled(config, batch, config.lr)
     if epoch < config.warmup_epochs:
@@ -72,8 +72,12 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
     if config.schedule == "cosine":
         low = scaled(config, batch, config.min_lr)
         return low + (lr - low) * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+    if config.schedule == "poly":
+        low = scaled(config, batch, config.min_lr)
+        return low + (lr - low) * (1 - min(1.0, epoch / epochs)) ** config.power
     if config.schedule == "step":
-        return lr * config.gamma ** (epoch // config.step_epochs)
+        passed = sum(epoch >= at for at in config.milestones) if config.milestones else epoch // config.step_epochs
+        return lr * config.gamma**passed
     if config.schedule == "exponential":
         return lr * config.gamma ** (epoch - config.warmup_epochs)
     return lr
@@ -82,7 +86,8 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
 def stretched(config: OptimConfig, factor: float) -> OptimConfig:
     """The same schedule for a run `factor` times as long."""
     lengths = ("warmup_epochs", "cooldown_epochs", "step_epochs")
-    changed = {name: getattr(config, name) * factor for name in lengths}
+    changed: dict[str, Any] = {name: getattr(config, name) * factor for name in lengths}
+    changed["milestones"] = [at * factor for at in config.milestones]
     if config.schedule == "exponential":  # a factor for each epoch
         changed["gamma"] = config.gamma ** (1 / factor)
     return replace(config, **changed)

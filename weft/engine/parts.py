@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.data.loader import Batch
 from weft.data.sampler import Plan
 from weft.data.sources import Source
 from weft.data.split import Split
@@ -16,6 +16,7 @@ from weft.data.transforms import Preprocessing
 from weft.engine.optim import Ema
 from weft.engine.state import whole
 from weft.errors import WeftError
+from weft.tasks.task import Task
 
 
 @dataclass
@@ -26,24 +27,12 @@ class Parts:
     split: Split
     preprocessing: Preprocessing
     model: nn.Module
-    model_args: dict[str, Any]
+    write_model: Callable[[Path, nn.Module, dict[str, Tensor], dict[str, Any]], None]  # folder, model, weights, ...
     optimizer: torch.optim.Optimizer
     ema: Ema | None
     plan: Plan
-    loss: Callable[[Tensor, Tensor, float], Tensor]
-    distillation: Callable[[Tensor, Tensor, float], Tensor] | None
+    task: Task
     facts: dict[str, Any]  # stored with each state, compared on resuming
-
-
-def made_up(parts: Parts, count: int) -> Batch:
-    """A batch of grey pictures, of the right size and type."""
-    shape = (count, parts.preprocessing.channels, *parts.preprocessing.size)
-    eight_bit = parts.preprocessing.depth == 8
-    pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
-    labels = torch.zeros(count, dtype=torch.int64)
-    if parts.source.multilabel:
-        labels = torch.zeros(count, len(parts.source.classes))
-    return Batch(pictures, labels, torch.zeros(count, dtype=torch.int64), [])
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -64,3 +53,12 @@ def too_many_bad(bad: dict[str, str], count: int, limit: float) -> WeftError:
         f"{len(bad)} of {count} pictures cannot be read, more than {limit:.0%} ({first}); mend or remove them"
         " (`weft check` lists all), or allow more with --data.bad_files."
     )
+
+
+def named_tensors(items: Any, name: str = "") -> dict[str, Tensor]:
+    """The tensors in dictionaries and lists, on the host, by the way that leads there: "labels.0.boxes"."""
+    if isinstance(items, Tensor):
+        return {name: items.detach().cpu().contiguous()}
+    entries = items.items() if isinstance(items, dict) else enumerate(items)
+    parts = (named_tensors(value, f"{name}.{key}".lstrip(".")) for key, value in entries)
+    return {key: value for part in parts for key, value in part.items()}

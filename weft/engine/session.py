@@ -24,17 +24,17 @@ from weft.config import Config, override, read_yaml, to_yaml
 from weft.data.check import DataReport, check
 from weft.data.loader import check_shared_memory
 from weft.data.sampler import Plan
-from weft.data.sources import Source, fingerprint, join, open_source
+from weft.data.sources import Source, fingerprint, open_configured
 from weft.data.split import Split, load_split, make_split, save_split
 from weft.data.transforms import Preprocessing
 from weft.engine.build import check_name, make_model
-from weft.engine.choose import check_settings, choose_preprocessing, choose_recipe, fill
+from weft.engine.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
 from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
 from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer, stretched
-from weft.engine.parts import Parts
+from weft.engine.parts import Parts, named_tensors
 from weft.engine.recipes import find_recipe
 from weft.engine.state import (
     FULL,
@@ -51,14 +51,18 @@ from weft.errors import WeftError, check_writable
 from weft.files import write_text
 from weft.predict import evaluate, load
 from weft.report import write_report
-from weft.tasks.classify import balance_weights, make_loss
+from weft.tasks.classify import balance_weights
 from weft.tasks.distill import Distillation
+from weft.tasks.make import make_task
+from weft.tasks.task import Task
 from weft.training import Run
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
     *("run.compile", "run.tensorboard", "run.deterministic", "optim.", "data.workers", "data.bad_files", "data.leaks"),
 )
+
+SCORES = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "box_ap": "box AP", "mask_ap": "mask AP"}
 
 
 @dataclass
@@ -94,13 +98,15 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
         say = Screen(quiet or not world.is_main).say
         data = open_data(first, world, say)
         if not recipe and not config:
-            recipe = choose_recipe(first, len(data.split.train))
+            recipe = choose_recipe(first, data.source.task, len(data.split.train))
             settings = {**find_recipe(recipe), **given}
             say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
         full = stretch(override(Config(), settings), set(file) | set(given), recipe)
+        full = replace(full, data=replace(full.data, task=data.source.task))
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         with world.together():
             check_settings(full)
+            check_task_settings(full)
             check_name(full.model.name)
         for line in choices:
             say(line)
@@ -188,8 +194,7 @@ def open_sources(config: Config, world: World) -> Source:
     for turn in (True, False):
         with world.together():
             if world.is_first_here == turn:
-                source = open_source(config.data.source, group=config.data.group)
-                source = join(source, open_source(config.data.val)) if config.data.val else source
+                source = open_configured(config.data)
     return source  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -346,13 +351,11 @@ class Sitting:
         with world.together():
             if config.run.batch < world.size:
                 raise WeftError(f"run.batch={config.run.batch} is smaller than the number of processes, {world.size}.")
-            model, args, changed = make_model(
-                config.model,
-                classes=len(source.classes),
-                channels=config.data.channels,
-                size=self.preprocessing.size,
+            made = make_model(
+                config, classes=source.classes, size=self.preprocessing.size, multilabel=source.multilabel
             )
-        for line in changed:
+        model = made.model
+        for line in made.changed:
             self.screen.say(f"{config.model.init}: {line}")
         if config.model.freeze:
             self.screen.say(f"frozen: {freeze(model, config.model.freeze):,} parameters ({config.model.freeze})")
@@ -366,55 +369,65 @@ class Sitting:
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
             shard(model, world)
-        labels = source.labels[split.train]
-        weights = balance_weights(labels, source.multilabel) if config.data.balance == "sampler" else None
-        plan = Plan(
-            split.train,
-            batch=config.run.batch,
-            seed=config.run.seed,
-            rank=world.rank,
-            world=world.size,
-            repeats=config.augment.repeats,
-            weights=weights,
-            blocks=None if source.blocks is None else source.blocks[split.train],
-        )
-        pixels = self.preprocessing.channels * np.prod(self.preprocessing.size)
-        check_shared_memory(
-            int(config.run.batch // world.size * pixels * self.preprocessing.depth // 8), config.data.workers
-        )
-        counts = labels.sum(0) if source.multilabel else np.bincount(labels, minlength=len(source.classes))
-        loss = make_loss(
-            config.loss,
-            multilabel=source.multilabel,
-            class_counts=counts,
-            balance=config.data.balance,
-            pictures=len(labels),
-        )
-        teacher = None
-        if config.loss.teacher:
-            teacher = Distillation(
-                config.loss,
-                classes=source.classes,
-                preprocessing=self.preprocessing,
-                device=world.device,
-                multilabel=source.multilabel,
-            )
+        plan = self.make_plan()
         total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
         parts = Parts(
             source=source,
             split=split,
             preprocessing=self.preprocessing,
             model=model,
-            model_args=args,
+            write_model=made.write,
             optimizer=make_optimizer(model, config.optim, config.run.batch),
             ema=ema,
             plan=plan,
-            loss=loss,
-            distillation=teacher,
+            task=self.make_task(),
             facts={},
         )
         progress = Progress(total_steps=total, micro_batch=config.run.micro_batch)
         return Trainer(self.folder, config, world, parts, self.dtype, progress, self.screen)
+
+    def make_plan(self) -> Plan:
+        """Which pictures each step sees."""
+        config, world, source, split = self.config, self.world, self.data.source, self.data.split
+        balanced = config.data.balance == "sampler"
+        return Plan(
+            split.train,
+            batch=config.run.batch,
+            seed=config.run.seed,
+            rank=world.rank,
+            world=world.size,
+            repeats=config.augment.repeats,
+            weights=balance_weights(source.labels[split.train], source.multilabel) if balanced else None,
+            blocks=None if source.blocks is None else source.blocks[split.train],
+        )
+
+    def make_task(self) -> Task:
+        config, source = self.config, self.data.source
+        teacher = None
+        if config.loss.teacher:
+            teacher = Distillation(
+                config.loss,
+                classes=source.classes,
+                preprocessing=self.preprocessing,
+                device=self.world.device,
+                multilabel=source.multilabel,
+            )
+        task = make_task(
+            source.task,
+            config,
+            classes=source.classes,
+            preprocessing=self.preprocessing,
+            device=self.world.device,
+            dtype=self.dtype,
+            multilabel=source.multilabel,
+            has_shapes=config.model.head == "mask-rcnn",
+            labels=source.labels[self.data.split.train],
+            pixel_counts=self.data.report.pixels or None,
+            distillation=teacher,
+        )
+        one = sum(tensor.nbytes for tensor in named_tensors({"picture": task.made_up(1).pictures}).values())
+        check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
+        return task
 
     # Training and what follows ----------------------------------------------------------------------------------
 
@@ -460,12 +473,13 @@ class Sitting:
             source=data.source,
             split=data.split,
             preprocessing=self.preprocessing,
-            augmented=self.trainer.augmented_batch(),
+            augmented=self.trainer.first_batch(),
             data_report=data.report,
             command=self.command,
+            predictor=predictor,
         )
-        metric, name = ("map", "mAP") if data.source.multilabel else ("top1", "top-1")
-        self.screen.say(f"{name} {results[metric]:.2%} on {results['n']:,} pictures; report: {page}")
+        name = SCORES[self.trainer.task.score]
+        self.screen.say(f"{name} {results[self.trainer.task.score]:.2%} on {results['n']:,} pictures; report: {page}")
         return results
 
 

@@ -67,6 +67,10 @@ def write_model(
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The model in a folder, with all of its weights, and the content of config.json."""
     config = _read_config(folder)
+    if config.get("weft", {}).get("task", "classify") != "classify":
+        from weft.heads.folder import open_dense
+
+        return open_dense(folder, config), config
     return _build(folder, config), config
 
 

@@ -1,4 +1,4 @@
-"""Classification: the loss that training minimises, and the numbers that validation reports.
+"""Classification: what happens to a batch, the loss that training minimises, the numbers that validation reports.
 
 A metric is the same to the last digit however the pictures were grouped into batches or shared among processes: what
 is added up are whole numbers only, the loss included, which is counted in units of 2**-24.
@@ -10,9 +10,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.config import Balance, LossConfig
+from weft.config import Balance, Config, LossConfig
+from weft.data.device_policy import DevicePolicy
+from weft.data.loader import Batch
+from weft.data.mix import BatchAugmentation
+from weft.data.transforms import Augmentation, Preprocessing
 from weft.errors import WeftError
 
 Loss = Callable[[Tensor, Tensor, float], Tensor]
@@ -21,6 +25,75 @@ LOSS_UNIT = 2.0**-24
 WORST_LOSS = 10_000.0  # of one picture: what an infinite or undefined loss counts, so that a mean exists
 MOST_POSITIVE_WEIGHT = 20.0
 EVAL_BATCH = 128  # of validation, `weft eval` and `weft predict` alike, so that their digits agree
+
+
+class Classify:
+    """One label for a picture, or several: a `Task`."""
+
+    name = "classify"
+    eval_batch = EVAL_BATCH
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        classes: list[str],
+        multilabel: bool,
+        preprocessing: Preprocessing,
+        device: torch.device,
+        dtype: torch.dtype,
+        loss: Loss,
+        distillation: Callable[[Tensor, Tensor, float], Tensor] | None = None,
+    ):
+        self.config, self.classes, self.multilabel = config, classes, multilabel
+        self.preprocessing, self.device, self.dtype = preprocessing, device, dtype
+        self.score = "map" if multilabel else "top1"
+        self.augmentation = Augmentation(config.augment, preprocessing)
+        on_device = config.augment.policy and config.augment.on_device == "yes"
+        self.policy = DevicePolicy(config.augment, preprocessing) if on_device else None
+        self.mix = BatchAugmentation(config.augment, config.loss.smoothing, len(classes), multilabel)
+        self.label_loss, self.distillation = loss, distillation
+
+    def augmented(self, batch: Batch, seed: int) -> Tensor:
+        """(B, C, h, w) pictures on the device, after the policy where that is done there."""
+        pictures = batch.pictures.to(self.device, non_blocking=True)
+        return self.policy(pictures, seed) if self.policy else pictures
+
+    def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
+        pictures = self.preprocessing.normalise(self.augmented(batch, seed))
+        pictures, targets = self.mix(pictures, batch.labels.to(self.device, non_blocking=True), seed)
+        if self.config.run.channels_last:
+            pictures = pictures.contiguous(memory_format=torch.channels_last)
+        return pictures, targets
+
+    def loss(
+        self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, denominator: float
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits = forward(x)
+        loss = self.label_loss(logits, y, denominator)
+        if self.distillation:
+            weight = self.config.loss.distill_weight
+            loss = (1 - weight) * loss + weight * self.distillation(x, logits, denominator)
+        return loss, count_hits(logits.detach(), y)
+
+    def infer(self, model: nn.Module, pictures: Tensor) -> Tensor:
+        """(B, classes) logits."""
+        x = self.preprocessing.normalise(pictures.to(self.device, non_blocking=True))
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return model(x)
+
+    def meter(self) -> "Meter":
+        return Meter(len(self.classes), self.multilabel, self.device)
+
+    def made_up(self, count: int) -> Batch:
+        """A batch of grey pictures, of the right size and type."""
+        shape = (count, self.preprocessing.channels, *self.preprocessing.size)
+        eight_bit = self.preprocessing.depth == 8
+        pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
+        labels = torch.zeros(count, len(self.classes)) if self.multilabel else torch.zeros(count, dtype=torch.int64)
+        return Batch(pictures, labels, torch.zeros(count, dtype=torch.int64), [])
 
 
 # Loss -------------------------------------------------------------------------------------------------------------
@@ -145,7 +218,7 @@ def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
 class Meter:
     """Adds up the validation of one epoch: loss and top-1 and top-5, or, where multi-label, loss, mAP and F1.
 
-    `update` never waits for the device. Single-label state is four whole numbers, for any number of classes; mAP is
+    `add` never waits for the device. Single-label state is four whole numbers, for any number of classes; mAP is
     no sum, so multi-label scores are kept, in the memory of the host. `Evaluation.metrics()` gives the same digits.
     """
 
@@ -155,8 +228,11 @@ class Meter:
         self.logits: list[Tensor] = []  # multi-label: (B, classes) each
         self.labels: list[Tensor] = []
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Adds a batch: (B, classes) logits, and (B,) classes or (B, classes) zeros and ones."""
+    def update(self, answers: Tensor, batch: Batch) -> None:
+        self.add(answers, batch.labels.to(self.totals.device, non_blocking=True))
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """(B, classes) logits, and (B,) classes or (B, classes) zeros and ones."""
         logits = logits.detach().float()
         units = (picture_losses(logits, labels) / LOSS_UNIT).round().long().sum()
         pictures = torch.full_like(units, len(labels))

@@ -41,6 +41,10 @@ class Task(Protocol):
     eval_batch: int  # pictures at once in validation, `weft eval` and `weft predict`
     augmentation: Any  # what the loader gives training pictures to
 
+    def augmented(self, batch: Batch, seed: int) -> Any:
+        """The batch's pictures as training sees them, before they are normalised."""
+        ...
+
     def prepare(self, batch: Batch, seed: int) -> tuple[Any, Any]:
         """Inputs and targets on the device, normalised: tensors or lists of equal length, to be cut into parts."""
         ...
@@ -53,7 +57,7 @@ class Task(Protocol):
         ...
 
     def infer(self, model: nn.Module, pictures: Tensor | Sequence[Tensor]) -> Any:
-        """What the model, in evaluation mode, says about pictures as the preprocessing gives them; never a sync."""
+        """What the model, in evaluation mode, says about pictures as the preprocessing gives them."""
         ...
 
     def meter(self) -> Meter: ...

@@ -1,0 +1,57 @@
+"""What the commands share: options of one kind, a bar that shows how far they are, files that they write."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from weft.errors import WeftError
+
+Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
+Flag = Parameter(negative="")
+OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
+
+
+@contextmanager
+def progress_of(what: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal; elsewhere a line for every tenth."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()]
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what)
+            yield lambda done, of: bar.update(task, completed=done, total=of)
+    else:
+        said = 0
+
+        def say(done: int, of: int) -> None:
+            nonlocal said
+            if of > 10_000 and 10 * done // of > said:
+                said = 10 * done // of
+                print(f"{done} of {of} {what}", file=sys.stderr)
+
+        yield say
+
+
+def check_out(**files: str) -> None:
+    """Raises for an option whose file cannot be written, before the work and not after it."""
+    for option, file in files.items():
+        path = Path(file)
+        if file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise WeftError(f"--{option} {path} cannot be written; name a file in a folder that exists.")
+
+
+def write_out(file: str, text: str) -> None:
+    if file == "-":
+        print(text, end="")
+    else:
+        from weft.files import write_text
+
+        write_text(Path(file), text)
