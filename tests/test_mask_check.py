@@ -12,7 +12,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from weft.data.findings import Problem
 from weft.data.mask_check import MaskFindings, check_masks
-from weft.data.masks import open_masks, renumbered
+from weft.data.masks import open_masks
+from weft.data.renamed import Renamed
 from weft.data.sources import Parts, Source
 
 COUNT = 20
@@ -203,7 +204,7 @@ def test_parts_of_sources(root: Path) -> None:
     source = open_masks(str(root))
     whole = check(source)
     order = np.arange(COUNT)[::-1]
-    source.targets = Parts([(source.targets, order), (renumbered(source, source.classes), order)])
+    source.targets = Parts([(source.targets, order), (Renamed(source.targets, range(len(source.classes))), order)])
     source.names, source.labels = type(source.names)(f"{i}" for i in range(2 * COUNT)), np.zeros(2 * COUNT, np.int64)
     assert check(source).pixels == [2 * n for n in whole.pixels]
 

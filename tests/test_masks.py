@@ -16,9 +16,10 @@ from PIL import Image, ImageOps
 from weft.data import mask_sets
 from weft.data.mask_classes import read_classes
 from weft.data.mask_sets import MASK_SETS
-from weft.data.masks import open_masks, recognise, renumbered, semantic_from_objects
+from weft.data.masks import open_masks, recognise, semantic_from_objects
 from weft.data.objects import Objects
 from weft.data.read import BadPicture
+from weft.data.renamed import in_classes
 from weft.data.sources import Files, Names, Source, fingerprint
 from weft.errors import WeftError
 
@@ -401,10 +402,10 @@ def test_source_can_go_to_other_processes_and_notices_changes(tmp_path: Path) ->
 
 def test_renumbered(tmp_path: Path) -> None:
     source = open_masks(str(tree(tmp_path, "images/a.jpg masks/a.png")))
-    targets = renumbered(source, ["class 2", "other", "class 0", "class 1"])
+    targets = in_classes(source, ["class 2", "other", "class 0", "class 1"]).targets
     np.testing.assert_array_equal(targets(0), np.select([v == INDEX for v in range(3)], [2, 3, 0], 255))
     with pytest.raises(WeftError, match="'class 0'"):
-        renumbered(source, ["class 1", "class 2"])
+        in_classes(source, ["class 1", "class 2"])
 
 
 # class files

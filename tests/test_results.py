@@ -29,7 +29,9 @@ def test_mask_files_hold_the_very_values(tmp_path, k):
         np.testing.assert_array_equal(np.asarray(image.convert("RGB")), table[mask])
 
 
-@given(st.lists(st.sampled_from(["a/x.jpg", "b/x.jpg", "b/x.png", "B/X.jpg", "picture 0", "x_1.png", "é" * 200 + ".png"])))
+@given(
+    st.lists(st.sampled_from(["a/x.jpg", "b/x.jpg", "b/x.png", "B/X.jpg", "picture 0", "x_1.png", "é" * 200 + ".png"]))
+)
 def test_file_names_differ(names):
     made = file_names(names)
     assert len({name.casefold() for name in made}) == len(names)

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from weft.analysis.errors import Evaluation, nearest_valid
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.loader import Batch, eval_batches
-from weft.data.sources import Source, open_configured, relabelled, some
+from weft.data.renamed import in_classes
+from weft.data.sources import Source, open_configured, relabelled
 from weft.data.split import load_split
 from weft.data.transforms import Preprocessing
 from weft.engine.device import pick_device, pick_precision
-from weft.errors import WeftError, check_choice, check_positive, did_you_mean
+from weft.errors import WeftError, check_choice, check_positive
 from weft.models.folder import open_model
 from weft.pictures import Found, Progress, reading_workers
 from weft.predict_dense import DensePredictor
@@ -125,7 +126,7 @@ def evaluate(
         verbs = {"classify": "name pictures as a whole", "segment": "segment", "detect": "detect objects"}
         raise WeftError(f"{source.root} is data to {verbs[source.task]}; the model was trained to {verbs[task]}.")
     if isinstance(predictor, DensePredictor):
-        source = _renamed(source, predictor.classes)
+        source = in_classes(source, predictor.classes)
         collect = importlib.import_module(DENSE[task]).collect
         workers = reading_workers(workers, len(indices))
         return collect(predictor.task, predictor.model, source, indices, workers=workers, progress=progress)
@@ -157,37 +158,6 @@ def _truth(predictor: Predictor, source: Source, indices: np.ndarray) -> tuple[n
     if source.valid is None:
         return labels, None
     return labels, relabelled(replace(source, labels=source.valid, multilabel=True), classes, indices)
-
-
-def _renamed(source: Source, classes: list[str]) -> Source:
-    """A source of masks or objects that counts in the model's `classes`, which must have every one of its own."""
-    unknown = [name for name in source.classes if name not in classes]
-    if unknown:
-        hint = did_you_mean(unknown[0], classes)
-        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.{hint}")
-    if source.classes == classes:
-        return source
-    places = [classes.index(name) for name in source.classes]
-    labels = source.labels
-    if source.multilabel:
-        labels = np.zeros((len(source), len(classes)), bool)
-        labels[:, places] = source.labels
-    return replace(source, classes=classes, labels=labels, targets=Renamed(source.targets, places))
-
-
-class Renamed:
-    """Masks or objects whose class i is class `places[i]` of another list."""
-
-    def __init__(self, targets: Any, places: list[int]):
-        self.targets = targets
-        self.table = np.arange(256)  # what is no class, such as the value to ignore, stays
-        self.table[: len(places)] = places
-
-    def __call__(self, index: int) -> Any:
-        target = self.targets(index)
-        if isinstance(target, np.ndarray):
-            return self.table.astype(np.uint8)[target]
-        return replace(target, labels=self.table[target.labels])
 
 
 def _numbered(classes: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """What a segmenter gets right and wrong: class by class over all pixels, and picture by picture."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from weft.data.loader import eval_batches
-from weft.data.masks import renumbered
 from weft.data.sources import Source
 from weft.errors import WeftError
 from weft.tasks.segment import Segment, SegmentMeter, ious, segment_metrics
@@ -101,10 +100,8 @@ def collect(
 ) -> SegmentEvaluation:
     """What `model`, in evaluation mode, says about the pictures at `indices`, next to their masks.
 
-    Classes are matched by name. Pictures that cannot be read are left out, as in training.
+    The source counts in the task's classes. Pictures that cannot be read are left out, as in training.
     """
-    if source.classes != task.classes:
-        source = replace(source, targets=renumbered(source, task.classes), classes=task.classes)
     meter = SegmentMeter(len(task.classes), task.device, keep=True)
     names, done = [], 0
     pin = task.device.type == "cuda"

@@ -11,7 +11,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -310,28 +310,6 @@ def read_list(file: Path) -> list[str]:
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     paths = [PurePosixPath(line.split()[0].replace("\\", "/")) for line in lines if line.strip()]
     return [path.stem if path.suffix.lower() in PICTURE_ENDINGS else path.name for path in paths]
-
-
-class Renumbered:
-    """Masks of a source, their classes counted as in another list of classes."""
-
-    def __init__(self, targets, numbers: Iterable[int]) -> None:
-        self.targets, self.table = targets, np.full(256, IGNORE, np.uint8)
-        numbers = list(numbers)
-        self.table[: len(numbers)] = numbers
-
-    def __call__(self, index: int) -> np.ndarray:
-        return self.table[self.targets(index)]
-
-    def sizes(self, positions: range) -> bytes:
-        return self.table.tobytes() + self.targets.sizes(positions)
-
-
-def renumbered(source: Source, classes: Sequence[str]) -> Renumbered:
-    """The targets of `source` counted in `classes`, which must have all of its classes."""
-    if unknown := [name for name in source.classes if name not in classes]:
-        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.")
-    return Renumbered(source.targets, map(list(classes).index, source.classes))
 
 
 class Drawn:

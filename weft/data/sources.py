@@ -207,9 +207,11 @@ def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequen
         if not root or not folder.is_dir():
             raise WeftError(f"{source}: after the colon comes the folder that holds the set; {root!r} is none.")
         found = {**mask_sets.MASK_SETS, **boxes.BOX_SETS}[name](source, folder)
-    elif (path.is_dir() or path.suffix.lower() == ".json") and not masks and boxes.recognise(path):
+    elif path.is_dir() and task != "detect" and (masks or (task == "segment" and mask_folders.recognise(path))):
+        found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
+    elif (path.is_dir() or path.suffix.lower() == ".json") and boxes.recognise(path):
         found = boxes.open_boxes(source)
-    elif path.is_dir() and (masks or mask_folders.recognise(path)):
+    elif path.is_dir() and mask_folders.recognise(path):
         found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
     if found is not None and found.task == "detect" and task == "segment":
         found = mask_folders.semantic_from_objects(found)
@@ -279,8 +281,10 @@ def join(source: Source, val: Source) -> Source:
     """
     if source.multilabel != val.multilabel or source.task != val.task or val.valid is not None:
         raise WeftError(f"{val.root} cannot validate {source.root}: their pictures have different kinds of labels.")
-    if source.task != "classify" and source.classes != val.classes:
-        raise WeftError(f"{val.root} cannot validate {source.root}: they have different classes.")
+    if source.task != "classify":
+        from weft.data.renamed import in_classes
+
+        val = in_classes(val, source.classes)
     own, other = np.flatnonzero(source.splits != "val"), evaluated(val)
     notes = [*source.notes, *(f"{val.root}: {note}" for note in val.notes)]
     if len(own) < len(source):
