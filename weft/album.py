@@ -69,7 +69,8 @@ def resized(picture: np.ndarray) -> np.ndarray:
     from PIL import Image
 
     image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
-    pixels = np.asarray(image.resize(fitted(picture.shape)[::-1], Image.Resampling.BICUBIC))
+    height, width = fitted(picture.shape)
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 

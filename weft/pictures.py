@@ -4,7 +4,7 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +23,8 @@ class Found:
 
     multilabel = False
 
-    def __init__(self, pictures: Any, task: Literal["classify", "segment", "detect"] = "classify"):
-        self.task = task
+    def __init__(self, pictures: Any, task: str = "classify"):
+        self.task: Any = task
         entries = list(_find(pictures))
         self.names = [name or f"picture {i}" for i, (name, _) in enumerate(entries)]
         self.files = [file for _, file in entries]

@@ -107,7 +107,8 @@ def _short(name: str) -> str:
 def shares(mask: np.ndarray, classes: Sequence[str]) -> dict[str, float]:
     """The part of the area that each class has, the largest first; classes that do not occur are left out."""
     counts = np.bincount(mask.ravel(), minlength=len(classes))
-    return {classes[i]: float(counts[i] / mask.size) for i in np.argsort(-counts, kind="stable") if counts[i]}
+    order: list[int] = np.argsort(-counts, kind="stable").tolist()
+    return {classes[i]: float(counts[i] / mask.size) for i in order if counts[i]}
 
 
 def coco_rows(prediction: ObjectPrediction, number: int, classes: Sequence[str]) -> list[dict[str, Any]]:

@@ -217,7 +217,7 @@ def _with_names(
     draw, size = ImageDraw.Draw(image), min(28, max(10, round(min(image.size) / 32)))
     font = ImageFont.load_default(size)
     for i in order:
-        name = printable(classes[labels[i]])[:24]
+        name = printable(classes[int(labels[i])])[:24]
         text = name if scores is None else f"{name} {100 * scores[i]:.0f}"
         width, height = (round(v) for v in draw.textbbox((0, 0), text, font, anchor="lt")[2:])
         left = min(max(0, round(float(boxes[i][0]))), max(0, image.width - width - 4))

@@ -96,7 +96,9 @@ def prediction_lines(predictions: "list[Prediction]") -> Iterator[str]:
 
 def as_csv(predictions: "list[Prediction]", top: int) -> str:
     """A line for each picture: its name, `top` labels with their probabilities, and why there are none."""
-    rows = [["name", *(f"{column}_{i + 1}" for i in range(top) for column in ("label", "probability")), "error"]]
+    rows: list[list[Any]] = [
+        ["name", *(f"{column}_{i + 1}" for i in range(top) for column in ("label", "probability")), "error"]
+    ]
     for p in predictions:
         pairs = [cell for pair in zip(p.labels, p.probabilities, strict=True) for cell in pair]
         rows.append([p.name, *(pairs or [""] * (2 * top)), p.error])
