@@ -15,6 +15,7 @@ from weft.data.box_check import FAULTS, check_boxes
 from weft.data.boxes import open_boxes, open_coco
 from weft.data.demo import open_nuclei
 from weft.data.read import MAX_PIXELS
+from weft.data.renamed import Renamed
 from weft.data.shapes import encode
 from weft.data.sources import Parts
 
@@ -202,8 +203,8 @@ def test_numbers_of_a_good_set(tmp_path):
     answer = found(source)
     assert answer.objects == [1, 1]
     assert answer.looked_at == 3
-    assert answer.sizes["pixels"]["min"] == 4
-    assert answer.sizes["part"]["max"] == 1
+    assert answer.sizes["min"] == 4
+    assert answer.parts["max"] == 1
     assert {problem.kind: problem.severity for problem in answer.problems} == {"crowd": "note", "no-objects": "note"}
 
 
@@ -212,7 +213,7 @@ def test_a_quick_check_looks_at_a_sample_and_at_joined_sets(tmp_path):
     answer = found(source, quick=True, seconds=0.2)
     assert 0 < answer.looked_at <= len(source)
     other = one(tmp_path, GOOD, thing(7, [3, 3, 0, 4]))
-    source.targets = Parts([(source.targets, np.arange(287)), (other.targets, np.arange(1))])
+    source.targets = Parts([(source.targets, np.arange(287)), (Renamed(other.targets, [0]), np.arange(1))])
     assert "no-area" in problems(source, quick=True, seconds=0.2)
 
 

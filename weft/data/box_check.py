@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from weft.data.annotations import Faults
+from weft.data.annotations import Annotations, Faults
 from weft.data.findings import Problem, Severity, many
 from weft.data.read import BadPicture, Opened
 from weft.data.scan import Progress, _in_threads
@@ -37,7 +38,8 @@ FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is co
 class BoxFindings:
     problems: list[Problem] = field(default_factory=list)
     objects: list[int] = field(default_factory=list)  # of each class, without crowds, in the pictures looked at
-    sizes: dict[str, dict[str, float]] = field(default_factory=dict)  # quantiles of the sides in pixels and in parts
+    sizes: dict[str, float] = field(default_factory=dict)  # quantiles of the root of objects' areas, in pixels
+    parts: dict[str, float] = field(default_factory=dict)  # and of the root of boxes' areas over the pictures'
     bad: dict[str, str] = field(default_factory=dict)  # name of the picture to a reason: to be left out of training
     looked_at: int = 0
 
@@ -88,7 +90,8 @@ def check_boxes(
     return BoxFindings(
         problems=[*_faults(source), *_of_pictures(source, looks, bad_files)],
         objects=np.bincount(labels, minlength=len(source.classes)).tolist(),
-        sizes={"pixels": _quantiles(pixels), "part": _quantiles(parts)},
+        sizes=_quantiles(pixels),
+        parts=_quantiles(parts),
         bad={source.names[i]: look.wrong for i, look in looks.items() if look.wrong},
         looked_at=len(looks),
     )
@@ -130,12 +133,20 @@ def _apart(box: np.ndarray, shape: np.ndarray) -> bool:
 
 def _faults(source: Source) -> Iterator[Problem]:
     """What was noticed when the annotations were read."""
-    readers = getattr(source.targets, "readers", [source.targets])  # of a set that was joined from several
-    for faults in (reader.faults for reader in readers if isinstance(getattr(reader, "faults", None), Faults)):
+    for faults in _read_faults(source.targets):
         for kind, (severity, what, text) in FAULTS.items():
             if n := faults.counts[kind]:
                 named = faults.named[kind]
                 yield Problem(severity, kind, f"{many(n, what)} {text}.", [*named], dict(named), count=n)
+
+
+def _read_faults(targets: Any) -> Iterator[Faults]:
+    """Of one file, or of each that was joined or renamed."""
+    if isinstance(targets, Annotations):
+        yield targets.faults
+    for inner in getattr(targets, "readers", [getattr(targets, "targets", None)]):
+        if inner is not None:
+            yield from _read_faults(inner)
 
 
 def _of_pictures(source: Source, looks: dict[int, _Look], bad_files: float) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ MAX_JSON = 8_000_000_000  # bytes; the largest published set has 5
 OTHER_FILES = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")  # of COCO, beside instances
 WINDOW = 1 << 16  # bytes of a file that are looked at to recognise it
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 Key = tuple[int, Any]  # the file's number, and an id in it
 
 
@@ -142,7 +143,7 @@ class _Reading:
             number=identity if isinstance(identity, int) and abs(identity) < 1 << 62 else row,
             crowd=bool(record.get("iscrowd")),
             area=float(record.get("area") or math.nan),
-            shape=json.dumps(shape, separators=(",", ":")).encode() if shape else b"",
+            shape=_compact(shape).encode() if shape else b"",
         )
 
     def _shape(self, shape: Any, picture: Key, identity: Any) -> Any:

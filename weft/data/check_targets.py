@@ -1,6 +1,7 @@
 """What masks or boxes add to the check of a data set: one answer for both, and an empty one for labels."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,14 @@ def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: P
     """Reads masks or boxes (quick: for a minute at most)."""
     if source.task == "classify":
         return Targets()
-    settings = dict(max_pixels=config.max_pixels, quick=quick, seconds=QUICK_SECONDS, progress=progress)
+    settings: Any = dict(max_pixels=config.max_pixels, quick=quick, seconds=QUICK_SECONDS)
+    settings |= dict(bad_files=config.bad_files, progress=progress)
     if source.task == "segment":
         from weft.data.mask_check import check_masks
 
-        masks = check_masks(source, bad_files=config.bad_files, **settings)  # type: ignore[arg-type]
+        masks = check_masks(source, **settings)
         return Targets(masks.problems, masks.bad, masks.present, masks.pixels)
     from weft.data.box_check import check_boxes
 
-    boxes = check_boxes(source, **settings)  # type: ignore[arg-type]
+    boxes = check_boxes(source, **settings)
     return Targets(boxes.problems, boxes.bad, source.labels, [], boxes.sizes)

@@ -31,7 +31,7 @@ class Renamed:
 
     def __init__(self, targets: Any, places: Sequence[int]) -> None:
         self.targets = targets
-        self.table = np.arange(256)  # what is no class, such as the value to ignore, stays
+        self.table = np.arange(max(256, len(places)))  # what is no class, such as the value to ignore, stays
         self.table[: len(places)] = places
 
     def __call__(self, index: int) -> Any:

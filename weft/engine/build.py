@@ -34,7 +34,7 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
     """The model of a run: what timm makes of its name, or that as the backbone of a head."""
     name, init, channels = config.model.name, config.model.init, config.data.channels
     dense = config.data.task in ("segment", "detect")
-    args = model_args(config.model, (config.augment.img_size,) * 2 if dense else size)
+    args = model_args(config.model, (config.augment.img_size, config.augment.img_size) if dense else size)
     if not dense:
         model = create(name, args, len(classes), channels, init == PRETRAINED)
         changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []

@@ -12,7 +12,8 @@ from weft.engine.state import load_tensors, snapshot
 
 CPU_MICRO_BATCH = 128
 SPARE = 0.9  # of the GPU's memory; the rest is for fragments and for what else runs there
-TRIAL_SECONDS = 15  # of training steps to find out how long one takes
+TRIAL_SECONDS = 15  # of training steps to find out how long one takes, ...
+TRIAL_STEPS = 4  # ... but at least so many
 
 
 def find_micro_batch(trainer: Trainer) -> None:
@@ -74,7 +75,7 @@ def fit_into_time(trainer: Trainer) -> None:
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Seconds of a step, with the wait for the readers: the median, since the first ones are slow."""
+    """Seconds of a step, with the wait for the readers: the median, and without the first, which is slow."""
     start = last = time.monotonic()
     times = []
     with contextlib.closing(trainer.batches()) as batches:
@@ -84,9 +85,10 @@ def _time_steps(trainer: Trainer) -> float:
                 trainer.read_reports()
             times.append(time.monotonic() - last)
             last += times[-1]
-            if trainer.world.share(last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes)):
+            is_over = last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes) and len(times) >= TRIAL_STEPS
+            if trainer.world.share(is_over):
                 break
-    return statistics.median(times)
+    return statistics.median(times[1:] or times)
 
 
 def _time_validation(trainer: Trainer) -> float:

@@ -109,11 +109,9 @@ class Features(nn.Module):
                 f"The model cannot give maps of pictures of any size; choose another: {_line(error)}"
             ) from error
         self.trunk.train(training)
-        weights = [p for p in self.trunk.parameters() if p.requires_grad]
-        total = torch.stack([y.sum() for y in maps]).sum()
-        grads = torch.autograd.grad(total, weights, allow_unused=True) if weights else ()
-        for weight, grad in zip(weights, grads, strict=True):
-            weight.requires_grad_(grad is not None)
+        reached = _reached(maps)
+        for parameter in self.trunk.parameters():
+            parameter.requires_grad_(parameter in reached)
         return [y.shape[1] for y in maps]
 
     def no_weight_decay(self) -> set[str]:
@@ -170,6 +168,19 @@ def _prune(backbone: nn.Module, levels: list[int]) -> tuple[nn.Module, list[int]
     except Exception as error:
         name = type(backbone).__name__
         raise WeftError(f"{name} gives no feature maps; choose another model: {_line(error)}") from error
+
+
+def _reached(maps: list[Tensor]) -> set[Tensor]:
+    """The parameters that `maps` were computed from, found in the graph of their gradients."""
+    found, seen, left = set(), set(), [y.grad_fn for y in maps]
+    while left:
+        node: Any = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [following for following, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                found.add(node.variable)
+    return found
 
 
 def _line(error: Exception) -> str:

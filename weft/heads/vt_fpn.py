@@ -10,7 +10,7 @@ that the projectors' queries have 16 groups, and that a level reads its own toke
 import torch
 from torch import Tensor, nn
 
-from weft.errors import check_positive, check_rates
+from weft.errors import WeftError, check_positive, check_rates
 from weft.heads.fpn import SemanticHead, init_linear_conv
 from weft.models.layers import image_to_map, to_nchw
 from weft.models.vt import FilterTokenizer, Projector, Transformer
@@ -25,6 +25,8 @@ class VTFPN(nn.Module):
         self, in_channels: list[int], channels: int = 256, num_tokens: int = 8, token_dim: int = 1024, groups: int = 16
     ):
         super().__init__()
+        if channels % groups:
+            raise WeftError(f"channels={channels!r} is no multiple of {groups}, the groups of VT-FPN's queries.")
         self.num_tokens = num_tokens
         self.laterals = nn.ModuleList(nn.Conv2d(width, channels, 1) for width in in_channels)
         self.tokenizers = nn.ModuleList(

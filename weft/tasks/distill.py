@@ -76,7 +76,10 @@ class Distillation:
 def open_teacher(name: str, device: torch.device) -> Predictor:
     """A run or model folder, or a model of timm's with its pretrained weights."""
     if Path(name).is_dir():
-        return load(name, device=str(device))
+        teacher = load(name, device=str(device))
+        if not isinstance(teacher, Predictor):
+            raise WeftError(f"loss.teacher={name} is no classifier.")
+        return teacher
     bare = name.split(".")[0]
     if not timm.is_model(bare):
         hint = did_you_mean(bare, timm.list_models())

@@ -1,6 +1,6 @@
 """What training, evaluation and prediction ask of a task: `Classify`, `Segment` and `Detect` answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,7 +56,7 @@ class Task(Protocol):
         """
         ...
 
-    def infer(self, model: nn.Module, pictures: Tensor | Sequence[Tensor]) -> Any:
+    def infer(self, model: nn.Module, pictures: Any) -> Any:
         """What the model, in evaluation mode, says about pictures as the preprocessing gives them."""
         ...
 
