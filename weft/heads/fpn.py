@@ -105,8 +105,14 @@ def conv_norm(in_channels: int, channels: int, kernel_size: int, norm: str) -> n
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
-    norms = dict(batch=LoneBatchNorm, group=lambda width: nn.GroupNorm(math.gcd(32, width), width), none=nn.Identity)
+    norms = dict(batch=LoneBatchNorm, group=group_norm, none=nn.Identity)
     return nn.Sequential(conv, norms[norm](channels), nn.ReLU(inplace=True))
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """32 groups, or as many as can be; of two channels at least, for a lone value has no variance."""
+    groups = math.gcd(32, channels)
+    return nn.GroupNorm(groups if groups < channels else max(1, channels // 2), channels)
 
 
 class LoneBatchNorm(nn.BatchNorm2d):
