@@ -21,6 +21,7 @@ from tests.small_runs import (
     state_of,
     tiny_run,
 )
+from tests.test_distributed import assert_close, options, resume, start, stop_second
 from tests.test_resume import Killed, interrupt, run_to_end, wait_for_step, without_times
 from weft.engine import session
 from weft.engine.log import read_rows
@@ -30,6 +31,7 @@ from weft.engine.state import Progress, read_header
 STEPS = 4  # 10 training pictures, batches of 4, 2 epochs
 LAYOUTS = {"fpn": "masks", "mask-rcnn": "coco"}
 HEADS = list(LAYOUTS)
+SAME_WEIGHTS = dict(model__args={**CVT, "projection": "linear"}, model__drop_path=0.0)  # no BatchNorm, no chances
 
 
 def settings_of(head: str, **changes):
@@ -41,7 +43,7 @@ def settings_of(head: str, **changes):
 @pytest.fixture(scope="module", autouse=True)
 def _no_report():
     """Of what comes after training other tests speak; it takes longer than these runs."""
-    with mock.patch.object(session.Sitting, "finish", lambda self: {}):
+    with mock.patch.object(session.Sitting, "finish", return_value={}):
         yield
 
 
@@ -192,8 +194,7 @@ def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data,
 @pytest.mark.parametrize("head", HEADS)
 def test_out_of_memory_halves_what_is_computed_at_once(monkeypatch, data, tmp_path, head):
     """In the second step, with more than two pictures: the batches stay what they are."""
-    settings = settings_of(head, run__micro_batch=0, model__drop_path=0.0)
-    settings["model__args"] = {**CVT, "projection": "linear"}  # no BatchNorm
+    settings = settings_of(head, **SAME_WEIGHTS, run__micro_batch=0)
     original, calls, seen = Trainer.gradients, iter(range(1000)), []
 
     def gradients(self, step, batch):
@@ -222,3 +223,58 @@ def test_out_of_memory_halves_what_is_computed_at_once(monkeypatch, data, tmp_pa
         a, b = state_of(tmp_path / "whole"), state_of(run)
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=2e-3, atol=2e-5, msg=key)
+
+
+# Several processes ------------------------------------------------------------------------------------------------
+
+
+def in_processes(count: int, data: Path, run: Path, settings: dict) -> None:
+    command = ["weft", "train", str(data), f"--out={run}", *options(**settings)]
+    found = start(command, count, run.parent / f"output of {run.name}")
+    assert found.codes == [0] * count, found.text
+
+
+def validated(run: Path) -> list[dict]:
+    rows = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "epoch"]
+    return [{key: value for key, value in row.items() if key.startswith("val")} for row in rows]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("count", [pytest.param(2, marks=SLOW), 3])  # 3 divides neither batch nor pictures
+def test_no_picture_counts_twice_in_validation(data, tmp_path, head, count):
+    """Weights that stay as they are: then any number of processes count the same hits."""
+    settings = settings_of(head, **SAME_WEIGHTS, epochs=1, lr=1e-30, data__val_fraction=0.5)
+    tiny_run(data[head], tmp_path / "alone", **settings)
+    in_processes(count, data[head], tmp_path / "run", settings)
+    [one], [several] = validated(tmp_path / "alone"), validated(tmp_path / "run")
+    assert several.pop("val_loss", 0) == pytest.approx(one.pop("val_loss", 0), rel=1e-6)  # batches round differently
+    assert several == one != {}
+
+
+@pytest.mark.parametrize("head", [HEADS[0], pytest.param(HEADS[1], marks=SLOW)])
+def test_two_processes_arrive_at_the_weights_of_one(data, tmp_path, head):
+    """But for rounding; a detector draws the anchors that it learns from, in each process its own: not the same bits,
+    but the same data in the same steps, so nearly the same loss."""
+    settings = settings_of(head, **SAME_WEIGHTS)
+    settings["model__head_args"] = {**settings["model__head_args"], "norm": "none"}  # of one value is pure rounding
+    tiny_run(data[head], tmp_path / "alone", **settings)
+    in_processes(2, data[head], tmp_path / "run", settings)
+    if head == "fpn":
+        assert_close(tmp_path / "alone", tmp_path / "run")
+    losses = [
+        [row["train_loss"] for row in read_rows(tmp_path / name / "metrics.jsonl") if row["kind"] == "epoch"]
+        for name in ("alone", "run")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3 if head == "fpn" else 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_two_processes_resume_exactly(data, tmp_path, head):
+    run = tmp_path / "run"
+    in_processes(2, data[head], tmp_path / "whole", settings_of(head))
+    command = ["weft", "train", str(data[head]), f"--out={run}", *options(**settings_of(head))]
+    assert start(command, 2, tmp_path / "stopped", stop_second).codes == [0, 0]
+    assert read_header(run)["progress"].step < STEPS
+    assert resume(run, 2).codes == [0, 0]
+    assert differences(tmp_path / "whole", run) == []
