@@ -30,6 +30,7 @@ from weft.data.split import load_split
 from weft.engine import session
 from weft.engine.log import read_rows
 from weft.engine.recipes import find_recipe
+from weft.engine.state import read_header
 from weft.tasks.coco import Found
 from weft.training import name_settings
 
@@ -393,6 +394,25 @@ def test_very_few_pictures_train(tmp_path, head, layout, count, changes):
         run = tiny_run(data, tmp_path / "run", **dense(head, model__args=CVT, img_size=32, epochs=1, **changes))
     pictures = [p for p in data.rglob("*.png") if p.parent.name != "masks"]
     assert not any(p.error for p in weft.load(run.folder, device="cpu").predict(pictures))
+
+
+@pytest.mark.parametrize(("head", "layout"), [("fpn", "masks"), ("mask-rcnn", "coco")])
+def test_pictures_that_turn_out_bad_are_left_out(tmp_path, head, layout):
+    """Their headers are good, so it shows when they are decoded: in training, in validation, whole batches of them."""
+    data = make_squares(tmp_path / "data", layout, count=12, side=32)
+    files = sorted(data.rglob("*.png")) if layout == "coco" else sorted((data / "images").iterdir())
+    for file in files[::2]:
+        content = bytearray(file.read_bytes())
+        middle = len(content) // 2
+        content[middle : middle + 50] = bytes(50)
+        file.write_bytes(content)
+    small: Settings = dict(model__args=CVT, img_size=32, batch=2, epochs=2, data__bad_files=1.0, data__val_fraction=0.4)
+    run = tiny_run(data, tmp_path / "run", **dense(head, **small)).folder
+    bad = {Path(name).name for name in read_header(run)["progress"].bad}
+    assert len(bad) >= 4
+    assert bad <= {file.name for file in files[::2]}
+    assert_same_numbers(weft.Run(run, json.loads((run / "evaluation.json").read_text())))
+    assert all(np.isfinite(row["train_loss"]) for row in epochs_of(run))
 
 
 def test_validation_without_an_object_is_no_number(tmp_path):
