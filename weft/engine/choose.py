@@ -126,9 +126,11 @@ def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
     if not augment.img_size and config.data.task == "segment":
         augment = replace(augment, img_size=max(64, min(WINDOW, side // 32 * 32)))
         why.append(f"img_size {augment.img_size}: the window that training cuts out of pictures of {side} pixels")
-    if model.head == "mask-rcnn" and not report.has_shapes:
-        raise WeftError(f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn.")
     if config.data.task == "detect":
+        if model.head == "mask-rcnn" and not report.has_shapes:
+            raise WeftError(
+                f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn."
+            )
         if not augment.img_size:
             augment = replace(augment, img_size=max(augment.short_sides, default=min(SHORT_SIDE, side)))
             why.append(f"img_size {augment.img_size}: the short side of pictures of {side} pixels")
@@ -184,6 +186,7 @@ def check_settings(config: Config) -> None:
         "data.folds=1 leaves nothing to train on; choose 2 or more": data.folds == 1,
         f"augment.scale={augment.scale} must be two parts of the area": not _is_range(augment.scale, 1),
         f"augment.ratio={augment.ratio} must be two aspect ratios": not _is_range(augment.ratio, 100),
+        f"augment.rescale={augment.rescale} must be two factors": not _is_range(augment.rescale, 100),
         "model.drop_path is no use in model.frozen_mode": bool(config.model.frozen_mode and config.model.drop_path),
         "loss.teacher and loss.kind=bce cannot be combined": bool(loss.teacher and loss.kind == "bce"),
         "run.fsdp and run.ema cannot be combined; set --run.ema 0": bool(run.fsdp and run.ema),
