@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
 from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 from torch import Tensor, nn
@@ -37,7 +38,10 @@ class SmpSegmenter(nn.Module):
         self.predictor = nn.Conv2d(WIDTHS[head], classes, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": self.predictor(self.decoder([x, x, *self.backbone(x)]))}
+        height, width = x.shape[2:]
+        x = F.pad(x, (0, -width % 32, 0, -height % 32))  # their FPN takes multiples of 32 only
+        maps = self.predictor(self.decoder([x, x, *self.backbone(x)]))
+        return {"out": maps[:, :, : -(-height // 4), : -(-width // 4)]}
 
 
 def main() -> None:
