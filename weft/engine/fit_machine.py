@@ -71,7 +71,8 @@ def fit_into_time(trainer: Trainer) -> None:
     epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)  # less than one where none fits
     trainer.progress.total_steps = max(1, round(epochs * steps_per_epoch))
     trainer.progress.stretch = trainer.progress.total_steps / planned
-    trainer.screen.say(f"{epochs:.3g} epochs fit into {trainer.config.run.minutes:g} minutes")
+    fitting = f"{epochs:g} epochs" if epochs >= 1 else f"{trainer.progress.total_steps} of {steps_per_epoch} steps"
+    trainer.screen.say(f"{fitting} fit into {trainer.config.run.minutes:g} minutes")
 
 
 def _time_steps(trainer: Trainer) -> float:
