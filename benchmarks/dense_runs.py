@@ -2,7 +2,10 @@
 
     python benchmarks/dense_runs.py camvid ROOT --init resnet50_v1.safetensors --out benchmarks/results
     python benchmarks/dense_runs.py nuclei demo:nuclei --out benchmarks/results
-    python benchmarks/dense_runs.py coco-mini ROOT --out benchmarks/results
+    python benchmarks/dense_runs.py coco-mini instances_train2017.json --init resnet50_v1.safetensors
+
+The last one trains without augmentation and tests on the training pictures: it shows that targets, anchors and losses
+are right, and nothing else.
 
 Rows run several at a time (`--together`), each in a process of its own, so their training speeds are not comparable;
 `dense_speed.py` measures speed.
@@ -32,7 +35,10 @@ class Row:
     settings: tuple[str, ...] = field(default=())
 
 
-FROM_SCRATCH = ("--model.init", "")
+OVERFIT = (  # no augmentation, and the training pictures validate
+    *("--augment.crop", "resize", "--augment.flip", "0", "--augment.photometric", "0", "--data.leaks", "ignore"),
+    *("--img-size", "448", "--batch", "8", "--optim.lr_batch", "0", "--optim.lr", "2e-4", "--optim.weight_decay", "0"),
+)
 ROWS = {
     "camvid": [
         Row("resnet50_v1", "fpn", "camvid", init=True),
@@ -47,7 +53,8 @@ ROWS = {
         Row("cetnet_tiny", "mask-rcnn", "detect"),
     ],
     "coco-mini": [
-        Row("cetnet_nano", "mask-rcnn", "detect"),
+        Row("resnet50_v1", "mask-rcnn", "detect", init=True, settings=OVERFIT),
+        Row("cetnet_tiny", "mask-rcnn", "detect", settings=OVERFIT),
     ],
 }
 SCORES = ("miou", "pixel_accuracy", "box_ap", "box_ap50", "mask_ap", "mask_ap50")
@@ -83,6 +90,7 @@ def train_and_test(row: Row, args: argparse.Namespace) -> dict:
     workers = max(1, (len(os.sched_getaffinity(0)) - 1) // args.together)
     options = ["--model", row.model, "--head", row.head, "--recipe", row.recipe, "--minutes", str(args.minutes)]
     options += ["--init", args.init] if row.init else []
+    options += ["--val", args.data] if "--data.leaks" in row.settings else []
     start = time.perf_counter()
     weft("train", args.data, *options, "--out", str(folder), "--data.workers", str(workers), *settings)
     seconds = time.perf_counter() - start

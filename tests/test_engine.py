@@ -150,7 +150,7 @@ def test_what_was_set_is_never_changed(pictures):
     ("count", "init", "name"), [(50, "", "small-data"), (10**6, "", "large-data"), (9, "x", "finetune")]
 )
 def test_recipe_follows_the_data(count, init, name):
-    assert choose_recipe(override(Config(), {"model.init": init}), count) == name
+    assert choose_recipe(override(Config(), {"model.init": init}), "classify", count) == name
 
 
 # Kinds of data and of training ----------------------------------------------------------------------------------

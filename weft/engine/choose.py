@@ -52,6 +52,7 @@ def fill(
     if not report.width:
         raise WeftError(f"None of the pictures of {config.data.source} can be read.")
     why: list[str] = []
+    config = replace(config, data=replace(config.data, task=cast(Any, report.task)))
     chosen = _fill_model(config, report, device, why)
     if config.data.task == "classify":
         chosen = _fill_classifier(chosen, given, report, device, why)

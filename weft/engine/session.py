@@ -102,7 +102,6 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             settings = {**find_recipe(recipe), **given}
             say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
         full = stretch(override(Config(), settings), set(file) | set(given), recipe)
-        full = replace(full, data=replace(full.data, task=data.source.task))
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         with world.together():
             check_settings(full)
