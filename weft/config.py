@@ -289,7 +289,7 @@ def _check_limits(dotted: str, value: Any) -> None:
 
 
 def _typed(dotted: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind`; "3e-4" is a number, "none" is None where None is allowed."""
+    """`value` as `kind`; "3e-4" is a number, "0,11" a list, "none" is None where None is allowed."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             choices = [choice or "(empty)" for choice in get_args(kind)]
@@ -300,6 +300,8 @@ def _typed(dotted: str, value: Any, kind: Any) -> Any:
     plain = _plain(value) if kind is not str else value
     if kind is float and type(plain) is int:
         plain = float(plain)
+    if get_origin(kind) is list and isinstance(value, str) and not isinstance(plain, list):
+        plain = value.split(",")  # 0,11 or a single number
     if get_origin(kind) is list and isinstance(plain, list):
         return [_typed(dotted, item, get_args(kind)[0]) for item in plain]
     if type(plain) is not (get_origin(kind) or kind) or (kind is float and not math.isfinite(plain)):

@@ -98,13 +98,16 @@ class DataReport:
         return f"({which} class in {span} of them)" if self.multilabel else f"({span} in {which} class)"
 
     def summary(self) -> str:
-        """Channels, depth and sizes in one line."""
+        """Channels, depth and sizes of pictures and objects in one line."""
         if not self.width:
             return "No picture could be read."
         sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in (self.width, self.height)]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
-        return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
+        objects = ""
+        if (q := self.object_sizes):
+            objects = f"; objects of {q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f}) pixels, the root of their area"
+        return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}{objects}"
 
     def verdict(self) -> str:
         counts = {severity: self.has(severity) for severity in SEVERITIES}
