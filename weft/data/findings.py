@@ -104,9 +104,8 @@ class DataReport:
         sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in (self.width, self.height)]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
-        objects = ""
-        if (q := self.object_sizes):
-            objects = f"; objects of {q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f}) pixels, the root of their area"
+        q = self.object_sizes
+        objects = f"; objects of {q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f}) pixels, by area" if q else ""
         return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}{objects}"
 
     def verdict(self) -> str:

@@ -126,9 +126,11 @@ def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
     if not augment.img_size and config.data.task == "segment":
         augment = replace(augment, img_size=max(64, min(WINDOW, side // 32 * 32)))
         why.append(f"img_size {augment.img_size}: the window that training cuts out of pictures of {side} pixels")
-    if model.head == "mask-rcnn" and not report.has_shapes:
-        raise WeftError(f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn.")
     if config.data.task == "detect":
+        if model.head == "mask-rcnn" and not report.has_shapes:
+            raise WeftError(
+                f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn."
+            )
         if not augment.img_size:
             augment = replace(augment, img_size=max(augment.short_sides, default=min(SHORT_SIDE, side)))
             why.append(f"img_size {augment.img_size}: the short side of pictures of {side} pixels")
