@@ -300,10 +300,9 @@ def _typed(dotted: str, value: Any, kind: Any) -> Any:
     plain = _plain(value) if kind is not str else value
     if kind is float and type(plain) is int:
         plain = float(plain)
-    if get_origin(kind) is list and isinstance(value, str) and not isinstance(plain, list):
-        plain = value.split(",")  # 0,11 or a single number
-    if get_origin(kind) is list and isinstance(plain, list):
-        return [_typed(dotted, item, get_args(kind)[0]) for item in plain]
+    if get_origin(kind) is list and (isinstance(plain, list) or isinstance(value, str)):
+        items = plain if isinstance(plain, list) else str(value).split(",")  # 0,11 or a single number
+        return [_typed(dotted, item, get_args(kind)[0]) for item in items]
     if type(plain) is not (get_origin(kind) or kind) or (kind is float and not math.isfinite(plain)):
         name = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(kind, "a list")
         raise WeftError(f"{dotted}={value!r} is not {name}.")
