@@ -42,7 +42,7 @@ LossKind = Literal["auto", "ce", "bce", "ohem", "focal", "dice", "ce+dice"]
 @dataclass(frozen=True)
 class DataConfig:
     source: str = key(
-        "", "folder, CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of a known set, or demo:fashion"
+        "", "folder, CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of a known set, demo:fashion, demo:nuclei"
     )
     task: Task = key("auto", "auto: segment where there are masks, detect where there are boxes, else classify")
     masks: str = key("", "segmentation: the folder of the masks, where it does not lie beside the pictures")
