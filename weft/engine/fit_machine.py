@@ -50,6 +50,7 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
         trainer.update()
         with torch.no_grad():
             trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
+        trainer.model.train()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -78,6 +79,7 @@ def fit_into_time(trainer: Trainer) -> None:
 
 def _time_steps(trainer: Trainer) -> float:
     """Seconds of a step, with the wait for the readers: the median, and without the first, which is slow."""
+    trainer.model.train(not trainer.config.model.frozen_mode)
     start = last = time.monotonic()
     times = []
     with contextlib.closing(trainer.batches()) as batches:
