@@ -29,6 +29,7 @@ from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import STATE, Progress, last_user, locked, read_header, whole
 from weft.errors import WeftError
+from weft.tasks.classify import Classify
 from weft.training import name_settings
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
@@ -205,7 +206,7 @@ def no_memory_in_second(rank: int) -> None:
         if rank == 1 and call > 3 and trainer.progress.micro_batch > 2:
             raise torch.OutOfMemoryError("CUDA out of memory (made up)")
 
-    wrap("prepare", refuse)
+    wrap("gradients", refuse)
 
 
 def test_lack_of_memory_in_one_process_halves_in_all(pictures, alone, tmp_path):
@@ -215,14 +216,14 @@ def test_lack_of_memory_in_one_process_halves_in_all(pictures, alone, tmp_path):
 
 
 def nan_in_second(rank: int) -> None:
-    original = Trainer.prepare
+    original = Classify.prepare
 
-    def prepare(self: Trainer, batch: Any, seed: int) -> Any:
+    def prepare(self: Classify, batch: Any, seed: int) -> Any:
         pictures, targets = original(self, batch, seed)
         is_bad = rank == 1 and seed == loop.step_seed(0, 4, 1)
         return (pictures * torch.nan if is_bad else pictures), targets
 
-    Trainer.prepare = prepare
+    Classify.prepare = prepare
 
 
 def without_step_four(rank: int) -> None:
@@ -268,7 +269,7 @@ def test_another_number_of_processes_goes_on(pictures, alone, tmp_path, count):
 
 
 def cannot_read(rank: int) -> None:
-    def picture(self: Any, draw: Any) -> Any:
+    def picture(self: Any, file: Any, seed: int) -> Any:
         raise BadPicture("made up")
 
     if rank == 1:
@@ -285,11 +286,11 @@ def test_process_without_readable_pictures_takes_part(pictures, tmp_path):
 
 
 def second_sees_no_data(rank: int) -> None:
-    def open_source(*args: Any, **kwargs: Any) -> Any:
+    def open_configured(*args: Any) -> Any:
         raise WeftError("There is no such folder.")
 
     if rank == 1:
-        session.open_source = open_source
+        session.open_configured = open_configured
 
 
 def disk_fills_up(rank: int) -> None:
@@ -360,7 +361,7 @@ def test_units_of_a_sharded_model_are_small(name, most):
 
 def short_eval_batches(rank: int) -> None:
     """Seven validation pictures: two batches in the first process, one in the second."""
-    loop.EVAL_BATCH = 3
+    Classify.eval_batch = 3
 
 
 SHARDED = dict(LAYER_NORM_ONLY, batch=7, run__micro_batch=2)  # parts of 4 and of 3 pictures

@@ -289,12 +289,14 @@ def check(
     from weft.data.check import check as check_data
     from weft.data.check_page import print_report, write_page
     from weft.data.sources import open_configured
+    from weft.data.split import make_split
 
     config = override(Config(), {**dict(key.split("=", 1) for key in keys), "data.source": data}).data
     check_out(out=str(out or ""))
     source = open_configured(config)
+    split = make_split(source, config, 0) if config.val else None  # with a second source there are two sides
     with progress_of("pictures", quiet=as_json) as progress:
-        report = check_data(source, None, quick=quick, config=config, progress=progress)
+        report = check_data(source, split, quick=quick, config=config, progress=progress)
     if out is not None:
         write_page(report, source, out)
     if as_json:

@@ -172,6 +172,7 @@ class RunConfig:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")
     fsdp: bool = key(False, "shard parameters and optimiser over the processes, for models that do not fit")
+    val_epochs: int = key(1, "validate after so many epochs, and after the last one", least=1)
     patience: int = key(0, "stop after so many epochs without a better validation; 0: never", least=0)
     save_minutes: float = key(5.0, "also save within an epoch, so often", least=0)
     tensorboard: bool = key(False, "also write curves for TensorBoard (pip install tensorboard)")

@@ -84,7 +84,8 @@ def train(
 
 def name_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their full names, "optim.lr", from short ones and from Python's `optim__lr`."""
-    named = {key.replace("__", "."): value for key, value in settings.items() if value is not None}
+    plain = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in settings.items()}
+    named = {key.replace("__", "."): value for key, value in plain.items() if value is not None}
     named = {SHORT.get(key.replace("-", "_"), key): value for key, value in named.items()}
     if named.get("run.batch") == "auto":
         named["run.batch"] = 0

@@ -15,6 +15,7 @@ from weft.data.shapes import extent
 from weft.data.sources import Source
 
 LISTED = 1000  # names that a problem lists; `count` has them all
+NOTHING = "without objects: there is nothing to learn"
 LARGE = 8.0  # pixels; of smaller boxes nobody can say whether their shapes lie in them
 FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is counted, and what is said of it
     "mixed-up": ("error", "sign", "that corners and sides of boxes are mixed up; COCO wants x, y, width, height"),
@@ -166,7 +167,8 @@ def _of_pictures(source: Source, looks: dict[int, _Look], bad_files: float) -> I
     if empty := {i: "" for i, look in looks.items() if not (len(look.labels) or look.crowds or look.wrong)}:
         most = 2 * len(empty) > len(looks)
         text = "without objects; " + ("is that right for most of them?" if most else "kept, as examples of nothing")
-        yield problem("warning" if most else "note", "no-objects", "picture", text, empty)
+        severity = "error" if len(empty) == len(looks) else "warning" if most else "note"
+        yield problem(severity, "no-objects", "picture", text if severity != "error" else NOTHING, empty)
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:

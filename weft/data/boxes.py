@@ -29,6 +29,7 @@ from weft.errors import WeftError
 MAX_JSON = 8_000_000_000  # bytes; the largest published set has 5
 OTHER_FILES = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")  # of COCO, beside instances
 WINDOW = 1 << 16  # bytes of a file that are looked at to recognise it
+EMPTY = re.compile(rb'"annotations"\s*:\s*\[\s*\]')  # of pictures in which there is nothing to find
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 Key = tuple[int, Any]  # the file's number, and an id in it
@@ -273,14 +274,15 @@ def _coco_files(folder: Path) -> list[Path]:
 
 
 def _has_boxes(path: Path) -> bool:
-    """Whether a JSON file seems to hold objects with boxes or shapes, by the look of a few windows."""
+    """Whether a JSON file seems to hold objects with boxes or shapes, or says that there are none, by a few windows."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             for start in sorted({max(0, (size - WINDOW) * i // 8) for i in range(9)}, reverse=True):
                 file.seek(start)
                 window = file.read(WINDOW)
-                if b'"image_id"' in window and (b'"bbox"' in window or b'"segmentation"' in window):
+                has_boxes = b'"image_id"' in window and (b'"bbox"' in window or b'"segmentation"' in window)
+                if has_boxes or EMPTY.search(window):
                     return True
     except OSError:
         pass

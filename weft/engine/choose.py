@@ -187,6 +187,7 @@ def check_settings(config: Config) -> None:
         "data.folds=1 leaves nothing to train on; choose 2 or more": data.folds == 1,
         f"augment.scale={augment.scale} must be two parts of the area": not _is_range(augment.scale, 1),
         f"augment.ratio={augment.ratio} must be two aspect ratios": not _is_range(augment.ratio, 100),
+        f"augment.rescale={augment.rescale} must be two factors": not _is_range(augment.rescale, 100),
         "model.drop_path is no use in model.frozen_mode": bool(config.model.frozen_mode and config.model.drop_path),
         "loss.teacher and loss.kind=bce cannot be combined": bool(loss.teacher and loss.kind == "bce"),
         "run.fsdp and run.ema cannot be combined; set --run.ema 0": bool(run.fsdp and run.ema),

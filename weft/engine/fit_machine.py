@@ -69,7 +69,7 @@ def fit_into_time(trainer: Trainer) -> None:
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
     trainer.forget()
     left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
-    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation))
+    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation / trainer.config.run.val_epochs))
     epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)  # less than one where none fits
     steps = max(1, round(epochs * steps_per_epoch))
     trainer.progress.total_steps, trainer.progress.stretch = steps, steps / planned

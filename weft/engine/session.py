@@ -123,6 +123,8 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
 def absolute_paths(config: Config) -> dict[str, str]:
     """Data and initial weights by paths that still lead there when the run is resumed from another folder."""
     named = {"data.source": config.data.source, "data.val": config.data.val}
+    beside = {"data.masks": config.data.masks, "data.classes": config.data.classes}  # here, or in the source
+    named |= {key: path for key, path in beside.items() if Path(path).exists()}
     named |= {"model.init": config.model.init, "loss.teacher": config.loss.teacher}
     return {key: absolute(path) for key, path in named.items() if path}
 
@@ -477,8 +479,9 @@ class Sitting:
             command=self.command,
             predictor=predictor,
         )
-        name = SCORES[self.trainer.task.score]
-        self.screen.say(f"{name} {results[self.trainer.task.score]:.2%} on {results['n']:,} pictures; report: {page}")
+        name, score = SCORES[self.trainer.task.score], results[self.trainer.task.score]
+        said = "undefined" if score is None else f"{score:.2%}"  # where there is no object to find
+        self.screen.say(f"{name} {said} on {results['n']:,} pictures; report: {page}")
         return results
 
 

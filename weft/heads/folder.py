@@ -95,10 +95,17 @@ def load_whole(model: nn.Module, weights: Mapping[str, Tensor], file: str) -> No
 def load_dense_init(model: nn.Module, weights: Mapping[str, Tensor], init: str) -> list[str]:
     """Starts from another dense model: its backbone must fit, and of the head what fits is taken."""
     own = model.state_dict()
+    here, there = _backbone(own), _backbone(weights)
+    weights = {here + key.removeprefix(there) if key.startswith(there) else key: weights[key] for key in weights}
     fits = {key for key in own if key in weights and weights[key].shape == own[key].shape}
-    odd = [key for key in own if key not in fits and key.startswith("backbone.")]
+    odd = [key for key in own if key not in fits and key.startswith(here)]
     if odd:
         raise WeftError(f"{init} has another backbone: {len(odd)} tensors differ, such as {odd[0]}; give its --model.")
     model.load_state_dict({key: weights[key] if key in fits else value for key, value in own.items()})
     new = sorted({".".join(key.split(".")[:2]) for key in own.keys() - fits})
     return [f"{' and '.join(new)} for other classes or another head: new"] if new else []
+
+
+def _backbone(weights: Mapping[str, Tensor]) -> str:
+    """How the backbone's tensors begin: a detector's lies within what torchvision calls so, beside the pyramid."""
+    return "backbone.body." if any(key.startswith("backbone.body.") for key in weights) else "backbone."

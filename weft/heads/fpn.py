@@ -10,6 +10,7 @@ one, whatever the size of that is: pictures need not be multiples of 32.
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -105,8 +106,23 @@ def conv_norm(in_channels: int, channels: int, kernel_size: int, norm: str) -> n
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
-    norms = dict(batch=LoneBatchNorm, group=lambda width: nn.GroupNorm(math.gcd(32, width), width), none=nn.Identity)
+    norms = dict(batch=LoneBatchNorm, group=group_norm, none=nn.Identity)
     return nn.Sequential(conv, norms[norm](channels), nn.ReLU(inplace=True))
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """32 groups, or as many as can be."""
+    return LoneGroupNorm(math.gcd(32, channels), channels)
+
+
+class LoneGroupNorm(nn.GroupNorm):
+    """GroupNorm that makes no difference between one picture and several: torch's refuses a lone value per group.
+
+    A narrow head has such groups at the coarsest level of a picture of up to 32 pixels; what is left of them is 0.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class LoneBatchNorm(nn.BatchNorm2d):

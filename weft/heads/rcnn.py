@@ -32,11 +32,12 @@ from weft.config import TestConfig
 from weft.errors import WeftError, check_choice, check_positive
 from weft.heads import check_args
 from weft.heads.features import Features
+from weft.heads.fpn import group_norm
 
 HEADS = ("faster-rcnn", "mask-rcnn")
 LEVELS = 5  # strides 4, 8, 16, 32, 64
 SMALLEST_ANCHOR, LARGEST_FIRST_ANCHOR = 4, 32
-NORMS = {"none": None, "batch": nn.BatchNorm2d, "group": lambda width: nn.GroupNorm(math.gcd(32, width), width)}
+NORMS = {"none": None, "batch": nn.BatchNorm2d, "group": group_norm}
 
 
 @dataclass(frozen=True)
