@@ -31,13 +31,18 @@ from weft.engine.state import Progress, read_header
 STEPS = 4  # 10 training pictures, batches of 4, 2 epochs
 LAYOUTS = {"fpn": "masks", "mask-rcnn": "coco"}
 HEADS = list(LAYOUTS)
-SAME_WEIGHTS = dict(model__args={**CVT, "projection": "linear"}, model__drop_path=0.0)  # no BatchNorm, no chances
 
 
 def settings_of(head: str, **changes):
     """Everything random there is, on small pictures, with states after each step."""
     settings = dense(head, model__args=CVT, img_size=32, batch=4, epochs=2, run__save_minutes=0.0, **DENSE_RANDOM)
     return settings | changes
+
+
+def same_weights(head: str, **changes):
+    """Nothing that depends on how a batch is cut: no BatchNorm, no chances, no norm of a single value."""
+    settings = settings_of(head, model__args={**CVT, "projection": "linear"}, model__drop_path=0.0, **changes)
+    return settings | dict(model__head_args={**settings["model__head_args"], "norm": "none"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -194,7 +199,7 @@ def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data,
 @pytest.mark.parametrize("head", HEADS)
 def test_out_of_memory_halves_what_is_computed_at_once(monkeypatch, data, tmp_path, head):
     """In the second step, with more than two pictures: the batches stay what they are."""
-    settings = settings_of(head, **SAME_WEIGHTS, run__micro_batch=0)
+    settings = same_weights(head, run__micro_batch=0)
     original, calls, seen = Trainer.gradients, iter(range(1000)), []
 
     def gradients(self, step, batch):
@@ -243,7 +248,7 @@ def validated(run: Path) -> list[dict]:
 @pytest.mark.parametrize("count", [pytest.param(2, marks=SLOW), 3])  # 3 divides neither batch nor pictures
 def test_no_picture_counts_twice_in_validation(data, tmp_path, head, count):
     """Weights that stay as they are: then any number of processes count the same hits."""
-    settings = settings_of(head, **SAME_WEIGHTS, epochs=1, lr=1e-30, data__val_fraction=0.5)
+    settings = same_weights(head, epochs=1, lr=1e-30, data__val_fraction=0.5)
     tiny_run(data[head], tmp_path / "alone", **settings)
     in_processes(count, data[head], tmp_path / "run", settings)
     [one], [several] = validated(tmp_path / "alone"), validated(tmp_path / "run")
@@ -255,8 +260,7 @@ def test_no_picture_counts_twice_in_validation(data, tmp_path, head, count):
 def test_two_processes_arrive_at_the_weights_of_one(data, tmp_path, head):
     """But for rounding; a detector draws the anchors that it learns from, in each process its own: not the same bits,
     but the same data in the same steps, so nearly the same loss."""
-    settings = settings_of(head, **SAME_WEIGHTS)
-    settings["model__head_args"] = {**settings["model__head_args"], "norm": "none"}  # of one value is pure rounding
+    settings = same_weights(head)
     tiny_run(data[head], tmp_path / "alone", **settings)
     in_processes(2, data[head], tmp_path / "run", settings)
     if head == "fpn":
