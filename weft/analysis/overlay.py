@@ -9,7 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORE = 255  # in a mask: neither right nor wrong
+from weft.data.mask_values import IGNORE
+
 ALPHA = 0.5  # of a colour over a picture
 DARK, DARKEST = 128, 32  # a picture without brighter pixels is brightened, but never so much that black noise is white
 CROWDED = 30  # from so many objects on only outlines are drawn

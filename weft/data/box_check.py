@@ -10,7 +10,7 @@ import numpy as np
 from weft.data.annotations import Annotations, Faults
 from weft.data.findings import Problem, Severity, many
 from weft.data.read import BadPicture, Opened
-from weft.data.scan import Progress, _in_threads
+from weft.data.scan import Progress, in_threads
 from weft.data.shapes import extent
 from weft.data.sources import Source
 
@@ -82,7 +82,7 @@ def check_boxes(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    answers = sorted(_in_threads(look, order, progress, deadline), key=lambda answer: answer[0])
+    answers = sorted(in_threads(look, order, progress, deadline), key=lambda answer: answer[0])
     looks = {index: answer for index, answer in answers if isinstance(answer, _Look)}
     labels, pixels, parts = (
         np.concatenate([getattr(look, column) for look in (_Look(), *looks.values())])

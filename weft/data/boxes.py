@@ -23,7 +23,7 @@ from weft.data.folders import list_folder
 from weft.data.read import BadPicture
 from weft.data.shapes import extent
 from weft.data.sources import Files, Names, Source, listed, natural, some, split_of
-from weft.data.tables import _missing as missing_files
+from weft.data.tables import missing_files
 from weft.errors import WeftError
 
 MAX_JSON = 8_000_000_000  # bytes; the largest published set has 5

@@ -95,7 +95,7 @@ class Column(NamedTuple):
 
 def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
     """Class folders, flat or split; `ignore` names folders that are no classes."""
-    root, top, notes = _descend(Path(source).expanduser())
+    root, top, notes = descend(Path(source).expanduser())
     splits = _split_folders(root, top)
     passed = Passed(Counter(top.junk))
     columns: list[Column] = []
@@ -114,13 +114,13 @@ def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
         for name in listing.folders:
             if name not in ignore:
                 prefix = f"{folder}/{name}" if folder else name
-                columns.append(Column(split, unicodedata.normalize("NFC", name), _walk(root, prefix, passed)))
+                columns.append(Column(split, unicodedata.normalize("NFC", name), walk(root, prefix, passed)))
     if "" not in splits and (others := set(top.folders) - set(splits.values())):
         notes.append(f"Folders that are neither train, val nor test are not used: {some(sorted(others))}.")
     return _build(source, root, splits, columns, [*notes, *passed.notes()])
 
 
-def _descend(root: Path) -> tuple[Path, Listing, list[str]]:
+def descend(root: Path) -> tuple[Path, Listing, list[str]]:
     """The folder in which classes or splits begin: archives often unpack into one more folder."""
     top, notes = list_folder(root), []
     while len(top.folders) == 1 and not _pictures(top) and not split_of(top.folders[0]):
@@ -146,7 +146,7 @@ def _split_folders(root: Path, top: Listing) -> dict[str, str]:
     return {"": ""}
 
 
-def _walk(root: Path, prefix: str, passed: Passed) -> list[str]:
+def walk(root: Path, prefix: str, passed: Passed) -> list[str]:
     """Paths, relative to `root`, of the pictures in a class folder and the folders below it, in a fixed order."""
     paths: list[str] = []
     way = (os.path.realpath(root / prefix),)  # the folders that led to one

@@ -11,7 +11,7 @@ from weft.data.findings import Problem, Severity, many
 from weft.data.mask_classes import Seen, outline, surprises
 from weft.data.mask_values import BadMask, MaskFiles
 from weft.data.read import BadPicture
-from weft.data.scan import Progress, _in_threads
+from weft.data.scan import Progress, in_threads
 from weft.data.sources import Parts, Source, some
 
 MANY = 20  # masks among which a class that only one has is suspicious
@@ -74,7 +74,7 @@ def check_masks(
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
     good = _Good(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
-    for index, answer in _in_threads(look, order, progress, deadline):
+    for index, answer in in_threads(look, order, progress, deadline):
         if isinstance(answer, _Look):
             good.add(index, answer)
         elif answer is not None:  # text where the disk failed

@@ -112,7 +112,7 @@ def _inner(root: Path, *folders: str) -> Path:
 
 def _places(given: str, root: Path, wanted: Mapping[str, tuple[list[str], list[str]]]) -> list[Place]:
     """Folders of pictures and masks, each by the first of its names that is there; one split is enough."""
-    from weft.data.named import _expect
+    from weft.data.named import expect
 
     def here(folders: list[str]) -> str | None:
         return next((folder for folder in folders if (root / folder).is_dir()), None)
@@ -121,7 +121,7 @@ def _places(given: str, root: Path, wanted: Mapping[str, tuple[list[str], list[s
     whole = [Place(a, b, split) for split, (a, b) in found.items() if a is not None and b is not None]
     if not whole:
         for kind in next(iter(wanted.values())):
-            _expect(given, root, *kind)
+            expect(given, root, *kind)
     return whole
 
 
@@ -184,17 +184,17 @@ def _voc(augmented: bool) -> Callable[[str, Path], Source]:
     """`augmented`: the masks and the longer training list of SBD, which others made for VOC 2012."""
 
     def read(given: str, root: Path) -> Source:
-        from weft.data.named import _expect
+        from weft.data.named import expect
 
         root = _inner(root, "VOCdevkit/VOC2012", "VOC2012")
         masks = "SegmentationClassAug" if augmented else "SegmentationClass"
         place = _places(given, root, {"": (["JPEGImages"], [masks])})[0]
-        folder = _expect(given, root, *["ImageSets/SegmentationAug"] * augmented, "ImageSets/Segmentation")
+        folder = expect(given, root, *["ImageSets/SegmentationAug"] * augmented, "ImageSets/Segmentation")
         lists = read_lists(folder)
         if augmented:
-            lists["train"] = read_list(_expect(given, folder, "train_aug.txt", "trainaug.txt"))
+            lists["train"] = read_list(expect(given, folder, "train_aug.txt", "trainaug.txt"))
         if "train" not in lists:
-            _expect(given, folder, "train.txt")
+            expect(given, folder, "train.txt")
         pairs, _ = find_pairs(given, root, [place], [])
         named = {PurePosixPath(pair.picture).stem: pair for pair in pairs}
         # val last: the longer training list has pictures of val in some copies of it

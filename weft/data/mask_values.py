@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.data.findings import many
-from weft.data.read import _TURNED, MAX_PIXELS, BadPicture, Header, Opened, _one_line
+from weft.data.read import MAX_PIXELS, TURNED, BadPicture, Header, Opened, one_line
 from weft.data.sources import Files, Names, listed
 
 IGNORE = 255  # the class number of pixels that count in neither loss nor metric
@@ -62,7 +62,7 @@ class Raw:
 def read_raw(file: Path, max_pixels: int = MAX_PIXELS) -> Raw:
     """The values in a mask file, not turned by EXIF: `upright` sees to that. Raises BadMask."""
     try:
-        with Opened(file, max_pixels) as opened, _one_line():
+        with Opened(file, max_pixels) as opened, one_line():
             if opened.header.format in ("JPEG", "MPO"):
                 raise BadMask("jpeg-mask", "a JPEG, whose values are not exact; save masks as PNG")
             image = opened.image
@@ -185,7 +185,7 @@ def upright(mask: np.ndarray, picture: Header) -> np.ndarray:
     if picture.orientation >= 5 and (height, width) == (picture.width, picture.height):
         from PIL import Image
 
-        return np.asarray(Image.fromarray(mask).transpose(_TURNED[picture.orientation]))
+        return np.asarray(Image.fromarray(mask).transpose(TURNED[picture.orientation]))
     sizes = f"the mask has {width} x {height} pixels, its picture {picture.width} x {picture.height}"
     raise BadMask("mask-size", sizes)
 

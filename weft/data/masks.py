@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.data.findings import many
-from weft.data.folders import Listing, Passed, _descend, _walk, list_folder
+from weft.data.folders import Listing, Passed, descend, list_folder, walk
 from weft.data.mask_classes import choose, find_classes
 from weft.data.mask_values import IGNORE, Coding, MaskFiles, upright
 from weft.data.read import header
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 def recognise(path: Path) -> bool:
     """Whether a folder holds pictures and masks side by side. Lists a few folders, opens nothing."""
     try:
-        root, top, _ = _descend(path)
+        root, top, _ = descend(path)
         return bool(places_in(root, top))
     except (OSError, WeftError):
         return False
@@ -87,7 +87,7 @@ def open_masks(source: str, *, masks: str = "", classes: str = "", ignore: Seque
     if masks:
         root, notes, places = path, [], [Place("", _mask_folder(path, masks))]
     else:
-        root, top, notes = _descend(path)
+        root, top, notes = descend(path)
         places = places_in(root, top)
     if not places:
         raise WeftError(
@@ -199,7 +199,7 @@ def find_pairs(given: str, root: Path, places: Sequence[Place], notes: list[str]
         found = {}
         for kind in ("pictures", "masks"):
             folder = getattr(place, kind)
-            paths = _walk(root, folder or ".", passed)
+            paths = walk(root, folder or ".", passed)
             found[kind] = [path.removeprefix("./") for path in paths]
         if Path(root, place.masks).is_relative_to(Path(root, place.pictures)) and place.masks != place.pictures:
             within = set(found["masks"])

@@ -84,7 +84,7 @@ def _torchvision(given: str, root: Path, named: Named) -> Source:
     """The set as torchvision reads it, but pictures that are files stay files, to be decoded as all others are."""
     from torchvision import datasets
 
-    _expect(given, root, named.expects)
+    expect(given, root, named.expects)
     kind = getattr(datasets, named.kind)
     options = {**named.options, "loader": _path} if "loader" in inspect.signature(kind).parameters else named.options
     parts, failures, classes = {}, [], [*named.classes]
@@ -136,7 +136,7 @@ def _classes(dataset: Any) -> list[str]:
     return [str(name) for name in getattr(dataset, "classes", None) or dataset.all_categories]
 
 
-def _expect(given: str, root: Path, *places: str) -> Path:
+def expect(given: str, root: Path, *places: str) -> Path:
     """The first of `places` that is there under `root`."""
     for place in places:
         if (root / place).exists():
@@ -149,7 +149,7 @@ def _folders(place: str = "", ignore: Sequence[str] = ()) -> Callable[[str, Path
     """A set that is class folders under `place`."""
 
     def read(given: str, root: Path) -> Source:
-        source = open_folders(str(_expect(given, root, place)), ignore=ignore)
+        source = open_folders(str(expect(given, root, place)), ignore=ignore)
         source.root = given
         return source
 
@@ -162,7 +162,7 @@ def _inaturalist(year: int) -> Callable[[str, Path], Source]:
     def read(given: str, root: Path) -> Source:
         paths, labels, splits, categories = [], [], [], {}
         for split in ("train", "val"):
-            content = _json(given, _expect(given, root, f"{split}{year}.json"))
+            content = _json(given, expect(given, root, f"{split}{year}.json"))
             number = {picture["image_id"]: picture["category_id"] for picture in content["annotations"]}
             categories |= {category["id"]: str(category["name"]) for category in content["categories"]}
             paths += (picture["file_name"] for picture in content["images"])
@@ -203,8 +203,8 @@ def _imagenet_v2(given: str, root: Path) -> Source:
 
 def _imagenet_real(given: str, root: Path) -> Source:
     """ImageNet's validation pictures with the labels of real.json, any of which is right; others are left out."""
-    answers = _json(given, _expect(given, root, "real.json"))
-    folder, classes = _expect(given, root, "val"), _imagenet_classes()
+    answers = _json(given, expect(given, root, "real.json"))
+    folder, classes = expect(given, root, "val"), _imagenet_classes()
     found = {}
     for path in folder.rglob("ILSVRC2012_val_*.JPEG"):
         found[int(path.stem.rpartition("_")[2]) - 1] = path.relative_to(root).as_posix()
@@ -252,9 +252,9 @@ def _pcam(given: str, root: Path) -> Source:
     parts, labels = {}, []
     for split, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
         place = f"pcam/camelyonpatch_level_2_split_{theirs}_{{}}.h5"
-        with h5py.File(_expect(given, root, place.format("y"))) as file:
+        with h5py.File(expect(given, root, place.format("y"))) as file:
             labels.append(np.asarray(file["y"]).reshape(-1).astype(np.int64))
-        parts[split] = Hdf5(_expect(given, root, place.format("x")))
+        parts[split] = Hdf5(expect(given, root, place.format("x")))
     counts = [len(part) for part in labels]
     return Source(
         root=given,

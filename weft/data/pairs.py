@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from weft.config import AugmentConfig
+from weft.data.mask_values import IGNORE
 from weft.data.objects import Objects
 from weft.data.read import BadPicture, Header, Opened, Picture
 from weft.data.shapes import box_of, draw, encode
 from weft.data.transforms import Box, Preprocessing, cropped, drawing_from, fit, resize, to_channels_first, to_tensor
 
-IGNORE = 255  # in a mask: counts in neither loss nor metric
 DRAWS = 10  # of a window, until no class fills too much of it
 SPARE = 2.0  # a JPEG's decoder leaves this many times the pixels needed on a side
 LUMA = (0.299, 0.587, 0.114)

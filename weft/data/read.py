@@ -39,7 +39,7 @@ MAX_PIXELS = 178_956_970  # twice what Pillow warns at
 Picture = Path | bytes | np.ndarray | Image.Image
 
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4}  # 3 for the other modes of 8 bit
-_TURNED = {
+TURNED = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -97,7 +97,7 @@ class Opened:
         self._limit = max_pixels
         self._stream: BinaryIO | None = None
         try:
-            with _one_line():
+            with one_line():
                 self._open(file)
         except BaseException:
             self.close()
@@ -115,7 +115,7 @@ class Opened:
 
     def pixels(self, channels: int, at_least: tuple[int, int] | None = None) -> Image.Image | np.ndarray:
         """A Pillow image of mode L or RGB where values have 8 bits and 1 or 3 channels are wanted, else an array."""
-        with _one_line():
+        with one_line():
             if at_least is not None and isinstance(self.image, JpegImageFile) and self._stream is not None:
                 height, width = at_least
                 self.image.draft(None, (height, width) if self.header.orientation >= 5 else (width, height))
@@ -174,7 +174,7 @@ class Opened:
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def one_line() -> Iterator[None]:
     """Whatever a decoder makes of hostile bytes becomes BadPicture; our rules instead of the process's."""
     limit, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False  # `Opened` has its own limit
@@ -198,7 +198,7 @@ def _image_header(image: Image.Image, whole: bool) -> Header:
         raise BadPicture(f"a picture of {width} x {height} pixels")
     exif = Image.Image.getexif(image)  # PNG's own would decode the pixels to look behind them
     orientation = exif.get(ExifTags.Base.Orientation, 1)
-    orientation = orientation if orientation in _TURNED else 1
+    orientation = orientation if orientation in TURNED else 1
     if orientation >= 5 and image.format != "TIFF":  # of which Pillow says the size after rotation
         width, height = height, width
     channels, depth = _layout(image, whole)
@@ -221,7 +221,7 @@ def _turned(image: Image.Image, header: Header) -> Image.Image:
     image.load()
     if header.orientation == 1 or header.format == "TIFF":
         return image
-    return image.transpose(_TURNED[header.orientation])
+    return image.transpose(TURNED[header.orientation])
 
 
 def _with_profile(header: Header, image: Image.Image) -> Header:

@@ -65,7 +65,7 @@ def read_all(source: Source, max_pixels: int, progress: Progress | None = None) 
         blank = bool((pixels == pixels[0, 0]).all())
         return found, size, _hash(found, pixels), blank, _thumb(pixels)
 
-    for index, answer in _in_threads(look, range(len(source)), progress):
+    for index, answer in in_threads(look, range(len(source)), progress):
         if isinstance(answer, str):
             scan.bad[index] = answer
             continue
@@ -86,14 +86,14 @@ def read_headers(source: Source, max_pixels: int, seconds: float, progress: Prog
         return found, size
 
     order = np.random.default_rng(0).permutation(len(source)).tolist()
-    for index, answer in _in_threads(look, order, progress, deadline=time.monotonic() + 0.6 * seconds):
+    for index, answer in in_threads(look, order, progress, deadline=time.monotonic() + 0.6 * seconds):
         if isinstance(answer, str):
             scan.bad[index] = answer
         else:
             _store(scan, index, answer[0], answer[1], 0, False)
     scan = _finish(scan)
     alike = _repeated(scan.records[scan.read][["size", "width", "height"]])
-    digests = _in_threads(
+    digests = in_threads(
         lambda i: _hash_bytes(source.open(i)), scan.read[alike].tolist(), None, time.monotonic() + 0.4 * seconds
     )
     for index, digest in digests:
@@ -186,7 +186,7 @@ def _finish(scan: Scan) -> Scan:
     return scan
 
 
-def _in_threads(
+def in_threads(
     look: Callable[[int], Any], order: Iterable[int], progress: Progress | None, deadline: float = float("inf")
 ) -> Iterator[tuple[int, Any]]:
     """(position, answer) for each position, or a reason as text where a picture cannot be read; stops at `deadline`."""

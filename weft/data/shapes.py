@@ -65,7 +65,7 @@ def encode(mask: np.ndarray) -> dict[str, Any]:
     flat = np.asarray(mask, bool).T.ravel()
     ends = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     runs = np.diff(np.concatenate([[0] if flat[:1].any() else [], [0], ends, [flat.size]]).astype(np.int64))
-    return {"size": [int(side) for side in mask.shape], "counts": _pack(runs)}
+    return {"size": [int(side) for side in mask.shape], "counts": pack(runs)}
 
 
 def _runs(shape: dict[str, Any]) -> tuple[np.ndarray, int, int]:
@@ -118,7 +118,7 @@ def _unpack(letters: bytes) -> np.ndarray:
     return numbers
 
 
-def _pack(runs: np.ndarray) -> str:
+def pack(runs: np.ndarray) -> str:
     numbers = runs.copy()
     numbers[3:] -= runs[1:-2]
     letters = []  # of each number, one digit after the other

@@ -198,7 +198,7 @@ def _keep(
         notes.append(f"{again} rows are there twice and count once.")
     if unlabelled:
         notes.append(f"{unlabelled} rows without a path or a label are left out.")
-    missing = _missing(path.parent, [paths[i] for i in keep])
+    missing = missing_files(path.parent, [paths[i] for i in keep])
     if len(missing) > MISSING_ALLOWED * len(keep):
         raise WeftError(
             f"{path}: {len(missing)} of {len(keep)} files do not exist: {some(sorted(missing), 3)}. "
@@ -209,7 +209,7 @@ def _keep(
     return np.array([i for i in keep if paths[i] not in missing], np.int64)
 
 
-def _missing(root: Path, paths: list[str]) -> set[str]:
+def missing_files(root: Path, paths: list[str]) -> set[str]:
     """Paths that are no files; each folder is listed once, which is quicker than asking for each file."""
     folders = Counter(map(posixpath.dirname, paths))
     there: set[str] = set()

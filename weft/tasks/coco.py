@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.models.detection.roi_heads import expand_boxes, expand_masks, paste_mask_in_image
 
 from weft.data.objects import Objects
-from weft.data.shapes import _pack as pack
+from weft.data.shapes import pack
 from weft.errors import WeftError
 
 Kind = Literal["box", "mask"]
