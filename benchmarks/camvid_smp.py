@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from segmentation_models_pytorch.decoders.fpn.decoder import FPNDecoder
 from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 from torch import Tensor, nn
@@ -37,7 +38,10 @@ class SmpSegmenter(nn.Module):
         self.predictor = nn.Conv2d(WIDTHS[head], classes, 1)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": self.predictor(self.decoder([x, x, *self.backbone(x)]))}
+        height, width = x.shape[2:]
+        x = F.pad(x, (0, -width % 32, 0, -height % 32))  # their FPN takes multiples of 32 only
+        maps = self.predictor(self.decoder([x, x, *self.backbone(x)]))
+        return {"out": maps[:, :, : -(-height // 4), : -(-width // 4)]}
 
 
 def main() -> None:
@@ -45,21 +49,21 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--head", choices=DECODERS, required=True)
     parser.add_argument("--init", required=True)
-    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     weft.heads.folder.make_segmenter = SmpSegmenter
     folder = args.runs / f"camvid-smp-{args.head}"
-    settings = dict(model="resnet50_v1", head=args.head, init=args.init, minutes=args.minutes, recipe="camvid")
-    run = weft.train(args.data, out=folder, data__workers=args.workers, quiet=True, **settings)
+    settings = dict(model="resnet50_v1", head=args.head, init=args.init, epochs=args.epochs, recipe="camvid")
+    run = weft.train(args.data, out=folder, data__workers=args.workers, run__val_epochs=10, quiet=True, **settings)
     source, indices, _ = find_pictures(run.folder, split="test")
     metrics = evaluate(load(run.folder), source, indices, workers=args.workers).metrics()
     print(f"SMP {args.head}: mIoU {metrics['miou']:.3f}, pixel accuracy {metrics['pixel_accuracy']:.3f}")
     if args.out:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        facts = {"head": args.head, "minutes": args.minutes, "device": device, "torch": torch.__version__}
+        facts = {"head": args.head, "epochs": args.epochs, "device": device, "torch": torch.__version__}
         path = args.out / f"camvid_smp-{args.head}-{date.today().isoformat()}.json"
         path.write_text(json.dumps({**facts, **metrics}, indent=2) + "\n")
 

@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--init", help="weights for the rows that start from some")
     parser.add_argument("--only", nargs="*", default=[], help="MODEL/HEAD of the rows to run; by default all")
-    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--minutes", type=float, default=0, help="a time budget for each row; by default --epochs")
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--together", type=int, default=3)
     parser.add_argument("--split", default="", help="of the test: val, test; by default what `weft eval` takes")
     parser.add_argument("--set", dest="settings", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
@@ -78,7 +79,13 @@ def main() -> None:
         results = list(pool.map(lambda row: train_and_test(row, args), rows))
     if args.out:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
-        facts = {"set": args.set, "minutes": args.minutes, "together": args.together, "settings": args.settings}
+        facts = {
+            "set": args.set,
+            "minutes": args.minutes,
+            "epochs": args.epochs,
+            "together": args.together,
+            "settings": args.settings,
+        }
         facts |= {"device": device, "torch": torch.__version__, "date": date.today().isoformat()}
         name = f"dense_runs-{args.set}-{date.today().isoformat()}.json"
         (args.out / name).write_text(json.dumps({**facts, "rows": results}, indent=2) + "\n")
@@ -88,7 +95,8 @@ def train_and_test(row: Row, args: argparse.Namespace) -> dict:
     folder = args.runs / f"{args.set}-{row.model}-{row.head}"
     settings = [*row.settings, *(f"--{setting}" for setting in args.settings)]
     workers = max(1, (len(os.sched_getaffinity(0)) - 1) // args.together)
-    options = ["--model", row.model, "--head", row.head, "--recipe", row.recipe, "--minutes", str(args.minutes)]
+    options = ["--model", row.model, "--head", row.head, "--recipe", row.recipe]
+    options += ["--minutes", str(args.minutes)] if args.minutes else ["--epochs", str(args.epochs)]
     options += ["--init", args.init] if row.init else []
     options += ["--val", args.data] if "--data.leaks" in row.settings else []
     start = time.perf_counter()

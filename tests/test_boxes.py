@@ -206,7 +206,6 @@ def test_gaps_crowds_shapes_and_areas(tmp_path):
     )
     assert source.classes == ["cow", "unused", "bear"]
     assert any("gaps" in note for note in source.notes)
-    assert any("unused" in note for note in source.notes)
     assert source.targets.has_shapes
     found = source.target(0)
     assert found.labels.tolist() == [2, 0, 0, 0, 0]

@@ -158,6 +158,7 @@ def test_severities_and_reasons(messy):
     assert "not a picture" in report.bad["train/cat/text.png"]
     assert (report.channels, report.depth) == (3, 16)  # one of 45 is more than a hundredth
     assert report.counts["val"] == [13, 0, 13, 1]
+    assert report.sides["val"] == 27
     assert report.classes[:1] + report.classes[-1:] == ["cat", "fox"]
     assert report.looked_at == report.pictures == sum(map(sum, report.counts.values()))
 
@@ -365,6 +366,7 @@ def test_several_labels(tmp_path):
     report = check(open_source(str(tmp_path / "labels.csv")), None)
     assert report.multilabel
     assert report.counts == {"all": [4, 12]}
+    assert "  all: 12 (a class in 4 to 12 of them)" in report.lines()
 
 
 @pytest.mark.parametrize("what", ["picture", "array"])

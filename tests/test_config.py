@@ -20,6 +20,8 @@ from weft.training import SHORT, name_settings
         ("run.compile", "true", True),
         ("run.compile", "no", False),
         ("augment.scale", "[0.1, 1]", [0.1, 1.0]),
+        ("augment.scale", "0.1,1", [0.1, 1.0]),
+        ("data.ignore", "11", [11]),
         ("model.drop_path", "none", None),
         ("model.drop_path", "0.3", 0.3),
         ("data.source", "2024", "2024"),  # a folder may be called like a number
@@ -48,7 +50,8 @@ def test_text_becomes_the_type_of_its_key(key, text, value):
         ("data.fraction", 1.5, "at most 1"),
         ("loss.smoothing", 1.0, "below 1"),
         ("optim.schedule", "cosin", "cosine"),
-        ("augment.scale", "0.3", "list"),
+        ("augment.scale", "a,b", "number"),
+        ("augment.scale", 0.3, "list"),
         ("run.compile", "maybe", "true or false"),
     ],
 )

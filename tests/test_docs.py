@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import timm
+import torch
 from PIL import ImageFont
 from torch import Tensor, nn
 
@@ -21,6 +23,8 @@ from docs.draw import draw
 from weft.analysis.cost import count_macs, count_parameters
 from weft.cli import app, take_keys
 from weft.config import known_keys
+from weft.data.check import check
+from weft.data.sources import open_source
 from weft.engine.recipes import recipe_file
 from weft.training import SHORT, name_settings
 
@@ -117,10 +121,14 @@ def test_commands_are_found():
     assert sorted(commands(text)) == [["eval", "R"], ["keys", "lr"], ["train", "A", "--lr", "1"], ["train", "B"]]
 
 
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
 @pages
 def test_code_compiles(page):
     """Python blocks are Python, take from Weft what it has, and give `weft.train` settings that exist."""
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+    for block in python_blocks(page):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "weft":
                 module = importlib.import_module(node.module or "")
@@ -130,6 +138,29 @@ def test_code_compiles(page):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "weft.train":
                 own = ("recipe", "config", "out", "resume", "allow_changes", "quiet")
                 name_settings({k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg and k.arg not in own})
+
+
+@pytest.mark.parametrize(("page", "task"), [("segmentation", "segment"), ("detection", "detect")])
+def test_tutorials_make_the_data_that_they_speak_of(page, task, tmp_path, monkeypatch):
+    """The first block writes a folder, which `weft check` finds to be as the page shows it, but for the time."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / f"{page}.md").read_text()
+    exec(python_blocks(DOCS / f"{page}.md")[0], {})
+    source = open_source("cells")
+    report = check(source, None)
+    assert source.task == task
+    assert "\n".join(report.lines()[:-1]) in text
+    assert report.verdict().partition("(")[0] in text
+
+
+def test_networks_of_the_tutorials_answer():
+    values: dict[str, Any] = {}
+    exec(python_blocks(DOCS / "segmentation.md")[-1], values)
+    assert values["logits"].shape == (1, 19, 90, 120)  # as the remark says
+    with torch.no_grad():
+        exec(python_blocks(DOCS / "detection.md")[-1].replace("480, 640", "64, 96"), values)
+    assert {*values["found"]} == {"boxes", "labels", "scores", "masks"}
+    assert values["found"]["masks"].shape[1:] == (1, 28, 28)
 
 
 @pictures

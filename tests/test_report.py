@@ -76,6 +76,7 @@ def data_report(classes: list[str], problems: list[Problem] | None = None, bad: 
         pictures=60,
         looked_at=60,
         classes=classes,
+        sides={},
         counts={},
         channels=3,
         depth=8,

@@ -15,6 +15,7 @@ from torchvision.transforms.v2.functional import normalize, pil_to_tensor
 import weft  # noqa: F401  registers the models
 from tests.conftest import randomise
 from weft.engine.build import load_init
+from weft.models.convert import load_weights
 
 DATA = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared/data"))
 WEIGHTS = DATA / "resnet50-imagenet" / "resnet50_v1_fp16.safetensors"
@@ -39,7 +40,7 @@ def test_real_weights_on_real_pictures():
     if not (WEIGHTS.is_file() and PICTURES.is_file()):
         pytest.skip(f"{WEIGHTS} or {PICTURES} is not there; WEFT_DATA names the folder that holds their folders")
     model = timm.create_model("resnet50_v1").eval()
-    assert load_init(model, str(WEIGHTS)) == []
+    assert load_init(model, load_weights(WEIGHTS), WEIGHTS.name) == []
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     with zipfile.ZipFile(PICTURES) as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".JPEG"))
@@ -55,8 +56,9 @@ def test_real_weights_on_real_pictures():
     assert (among_ten == labels).float().mean() > 0.95
 
 
-def test_weights_start_a_classifier_for_other_classes():
+@pytest.mark.parametrize(("classes", "changed"), [(7, ["fc.bias and fc.weight for other classes: new"]), (0, [])])
+def test_weights_start_other_classifiers_and_backbones(classes, changed):
     if not WEIGHTS.is_file():
         pytest.skip(f"{WEIGHTS} is not there; WEFT_DATA names the folder that holds its folder")
-    changed = load_init(timm.create_model("resnet50_v1", num_classes=7), str(WEIGHTS))
-    assert changed == ["fc.bias and fc.weight for other classes: new"]
+    model = timm.create_model("resnet50_v1", num_classes=classes)
+    assert load_init(model, load_weights(WEIGHTS), WEIGHTS.name) == changed

@@ -274,7 +274,8 @@ def check(
     Parameters
     ----------
     data
-        A folder of pictures, a CSV or TSV file, shards (*.tar), NAME:ROOT of a torchvision set, or demo:fashion.
+        A folder of pictures, with masks or boxes or without, a CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of
+        a known set, demo:fashion or demo:nuclei.
     out
         Also write a page with the pictures concerned, such as check.html.
     as_json

@@ -42,7 +42,7 @@ LossKind = Literal["auto", "ce", "bce", "ohem", "focal", "dice", "ce+dice"]
 @dataclass(frozen=True)
 class DataConfig:
     source: str = key(
-        "", "folder, CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of a known set, or demo:fashion"
+        "", "folder, CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of a known set, demo:fashion, demo:nuclei"
     )
     task: Task = key("auto", "auto: segment where there are masks, detect where there are boxes, else classify")
     masks: str = key("", "segmentation: the folder of the masks, where it does not lie beside the pictures")
@@ -172,6 +172,7 @@ class RunConfig:
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")
     fsdp: bool = key(False, "shard parameters and optimiser over the processes, for models that do not fit")
+    val_epochs: int = key(1, "validate after so many epochs, and after the last one", least=1)
     patience: int = key(0, "stop after so many epochs without a better validation; 0: never", least=0)
     save_minutes: float = key(5.0, "also save within an epoch, so often", least=0)
     tensorboard: bool = key(False, "also write curves for TensorBoard (pip install tensorboard)")
@@ -289,7 +290,7 @@ def _check_limits(dotted: str, value: Any) -> None:
 
 
 def _typed(dotted: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind`; "3e-4" is a number, "none" is None where None is allowed."""
+    """`value` as `kind`; "3e-4" is a number, "0,11" a list, "none" is None where None is allowed."""
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             choices = [choice or "(empty)" for choice in get_args(kind)]
@@ -300,8 +301,9 @@ def _typed(dotted: str, value: Any, kind: Any) -> Any:
     plain = _plain(value) if kind is not str else value
     if kind is float and type(plain) is int:
         plain = float(plain)
-    if get_origin(kind) is list and isinstance(plain, list):
-        return [_typed(dotted, item, get_args(kind)[0]) for item in plain]
+    if get_origin(kind) is list and (isinstance(plain, list) or isinstance(value, str)):
+        items = plain if isinstance(plain, list) else str(value).split(",")  # 0,11 or a single number
+        return [_typed(dotted, item, get_args(kind)[0]) for item in items]
     if type(plain) is not (get_origin(kind) or kind) or (kind is float and not math.isfinite(plain)):
         name = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(kind, "a list")
         raise WeftError(f"{dotted}={value!r} is not {name}.")

@@ -72,7 +72,7 @@ def segment_values(
         worst=album.strips(evaluation.worst(WORST)),
         random=album.random(seed),
         augmented=[
-            data_uri(painted(resized(visible(picture, brighten=True)), nearest(mask.numpy())), SIDE)
+            data_uri(painted(resized(visible(picture, brighten=True)), nearest(mask.cpu().numpy())), SIDE)
             for picture, mask in examples
         ],
         colours=css(table),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 IGNORE = 255  # in a mask: neither right nor wrong
 ALPHA = 0.5  # of a colour over a picture
+DARK, DARKEST = 128, 32  # a picture without brighter pixels is brightened, but never so much that black noise is white
 CROWDED = 30  # from so many objects on only outlines are drawn
 NAMED = 15  # up to so many objects have their names beside them
 BACKGROUND = {"background", "_background_", "bg"}
@@ -103,9 +104,9 @@ def visible(picture: "Tensor", *, brighten: bool = False) -> np.ndarray:
     channels = len(picture)
     pixels = picture[: 3 if channels >= 3 else 1].permute(1, 2, 0).cpu().numpy()
     if pixels.dtype == np.uint8 and channels <= 4:
-        if not brighten or not pixels.size or (top := np.percentile(pixels, 99.5)) >= 128 or top < 1:
+        if not brighten or (top := np.percentile(pixels, 99.5)) >= DARK:
             return pixels
-        return (pixels * (255 / top)).clip(0, 255).round().astype(np.uint8)
+        return (pixels * (255 / max(top, DARKEST))).clip(0, 255).round().astype(np.uint8)
     pixels = np.nan_to_num(pixels.astype(np.float32))
     low, high = np.percentile(pixels, (1, 99), axis=(0, 1) if channels > 4 else None)  # bands: each by itself
     return (255 * ((pixels - low) / np.maximum(high - low, 1e-6)).clip(0, 1)).round().astype(np.uint8)

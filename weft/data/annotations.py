@@ -18,7 +18,7 @@ import numpy as np
 from weft.data.objects import Objects
 from weft.data.read import Opened
 from weft.data.shapes import area_of
-from weft.data.sources import Names, Source, note_alike, some
+from weft.data.sources import Names, Source, note_alike
 
 LISTED = 1000  # faults of a kind that are named; all are counted
 OUTSIDE = 1.0  # pixels that a box may reach over the edge without being mentioned
@@ -131,9 +131,6 @@ def box_source(
     notes: list[str],
 ) -> Source:
     """What COCO, VOC and YOLO have in common at the end."""
-    unused = np.setdiff1d(np.arange(len(classes)), targets.labels).tolist()
-    if unused:
-        notes.append(f"{len(unused)} of {len(classes)} classes have no object: {some([classes[i] for i in unused])}.")
     return Source(
         root=source,
         layout=layout + (", with shapes" if targets.has_shapes else ""),

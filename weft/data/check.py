@@ -72,6 +72,7 @@ def check(
         pictures=len(source),
         looked_at=len(scan.read) + len(scan.bad),
         classes=list(source.classes),
+        sides=view.pictures,
         counts=view.counts,
         channels=_common(_colours(read)),
         depth=_common(read["depth"]),
@@ -97,10 +98,12 @@ class _View:
     def __init__(self, source: Source, scan: Scan, sides: np.ndarray, config: DataConfig) -> None:
         self.source, self.scan, self.sides, self.config = source, scan, sides, config
         rest = "all" if sides is source.splits else "unused"  # where the layout does not say; where a split leaves out
-        self.counts = {
-            str(side) or rest: _count(source, np.flatnonzero(sides == side))
+        members = {
+            str(side) or rest: np.flatnonzero(sides == side)
             for side in sorted(np.unique(sides), key=lambda side: SIDES.index(side))
         }
+        self.pictures = {side: len(positions) for side, positions in members.items()}
+        self.counts = {side: _count(source, positions) for side, positions in members.items()}
 
     def problem(
         self,

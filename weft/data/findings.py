@@ -39,7 +39,8 @@ class DataReport:
     pictures: int  # in the source
     looked_at: int  # fewer where the quick form ran out of time
     classes: list[str]
-    counts: dict[str, list[int]]  # split to pictures of each class
+    sides: dict[str, int]  # split to pictures
+    counts: dict[str, list[int]]  # split to pictures of each class, of which a picture may show several, or none
     channels: int  # what a model's input should have for these pictures
     depth: int  # bits, as well
     width: dict[str, float]  # quantiles: min, q05, q25, median, q75, q95, max; empty where nothing could be read
@@ -75,8 +76,9 @@ class DataReport:
         from weft.page import clean
 
         found = [f"{self.root}: {self.layout}", f"{many(self.pictures, 'picture')}, {many(len(self.classes), 'class')}"]
-        what = " labels" if self.multilabel else ""  # of which a picture may have several, or none
-        found += [f"  {name}: {sum(counts)}{what} {_of_classes(counts)}" for name, counts in self.counts.items()]
+        found += [
+            f"  {name}: {self.sides[name]} {self._of_classes(counts)}".rstrip() for name, counts in self.counts.items()
+        ]
         found += [self.summary(), *(f"note: {note}" for note in self.notes)]
         for problem in self.problems:
             found.append(f"{problem.severity}: {problem.text}")
@@ -86,17 +88,30 @@ class DataReport:
         found.append(self.verdict())
         return [clean(line) for line in found]
 
+    def _of_classes(self, counts: list[int]) -> str:
+        """How many pictures a class has; where they show several, in how many it is."""
+        present = [n for n in counts if n]
+        if len(present) < 2:
+            return ""
+        equal = min(present) == max(present)
+        which, span = ("each", f"{present[0]}") if equal else ("a", f"{min(present)} to {max(present)}")
+        return f"({which} class in {span} of them)" if self.multilabel else f"({span} in {which} class)"
+
     def summary(self) -> str:
-        """Channels, depth and sizes in one line."""
+        """Channels, depth and sizes of pictures and objects in one line."""
         if not self.width:
             return "No picture could be read."
         sides = [f"{q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f})" for q in (self.width, self.height)]
         formats = ", ".join(f"{name} {n}" for name, n in self.formats.items())
         kind = f"{many(self.channels, 'channel')} of {self.depth} bits"
-        return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}"
+        q = self.object_sizes
+        objects = f"; objects of {q['median']:.0f} ({q['min']:.0f} to {q['max']:.0f}) pixels, by area" if q else ""
+        return f"{kind}, width {sides[0]}, height {sides[1]} pixels; {formats}{objects}"
 
     def verdict(self) -> str:
-        found = [many(n, severity) for severity in SEVERITIES if (n := self.has(severity))]
+        counts = {severity: self.has(severity) for severity in SEVERITIES}
+        counts["note"] += len(self.notes)
+        found = [many(n, severity) for severity, n in counts.items() if n]
         seen = "" if self.looked_at == self.pictures else f" in a sample of {self.looked_at} of them"
         how = f"quick check{seen}: headers and equal files" if self.quick else f"every picture decoded{seen}"
         return f"{', '.join(found) or 'No problems'} found ({how}; {self.seconds:.1f} s)."
@@ -105,10 +120,3 @@ class DataReport:
 def many(n: int, what: str) -> str:
     """`1 picture`, `3 pictures`, `2 classes`."""
     return f"{n} {what}" if n == 1 else f"{n} {what}{'es' if what.endswith('s') else 's'}"
-
-
-def _of_classes(counts: list[int]) -> str:
-    present = [n for n in counts if n]
-    if len(set(present)) < 2:
-        return f"({present[0]} in each class)" if len(present) > 1 else ""
-    return f"({min(present)} to {max(present)} in a class)"

@@ -183,7 +183,7 @@ def open_source(
     if not len(found):
         raise WeftError(f"{source} has no pictures with labels.")
     if task not in ("auto", found.task):
-        raise WeftError(f"{source} is {found.layout}, for which there is no data.task={task}.")
+        raise WeftError(f"data.task={task} does not fit {source}, which was read as {found.layout}.")
     if group and found.groups is None:
         _group_by_name(found, group)
     return found

@@ -138,7 +138,8 @@ def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
             augment = replace(augment, long_side=round(LONG_SIDE * augment.img_size))
         if "anchor_sizes" not in model.head_args and report.object_sizes:
             scale = augment.img_size / side
-            sizes = choose_anchors({name: value * scale for name, value in report.object_sizes.items()})
+            usual = ("q05", "q95")  # a stray speck is not to decide
+            sizes = choose_anchors({name: report.object_sizes[name] * scale for name in usual})
             model = replace(model, head_args={**model.head_args, "anchor_sizes": sizes})
             why.append(f"anchors of {', '.join(f'{size:g}' for size in sizes)} pixels, by the sizes of the objects")
     return replace(config, model=model, augment=augment)

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from weft.data.findings import many
 from weft.engine.loop import Trainer, WentWrong
 from weft.engine.parts import is_out_of_memory
 from weft.engine.state import load_tensors, snapshot
@@ -68,11 +69,12 @@ def fit_into_time(trainer: Trainer) -> None:
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
     trainer.forget()
     left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
-    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation))
+    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation / trainer.config.run.val_epochs))
     epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)  # less than one where none fits
-    trainer.progress.total_steps = max(1, round(epochs * steps_per_epoch))
-    trainer.progress.stretch = trainer.progress.total_steps / planned
-    trainer.screen.say(f"{epochs:.3g} epochs fit into {trainer.config.run.minutes:g} minutes")
+    steps = max(1, round(epochs * steps_per_epoch))
+    trainer.progress.total_steps, trainer.progress.stretch = steps, steps / planned
+    fitting = many(int(epochs), "epoch") if epochs >= 1 else f"{steps} of {steps_per_epoch} steps"
+    trainer.screen.say(f"{trainer.config.run.minutes:g} minutes: time for {fitting}")
 
 
 def _time_steps(trainer: Trainer) -> float:

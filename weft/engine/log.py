@@ -79,7 +79,12 @@ class Screen:
         self.console.print(text, markup=False)
 
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
-        """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds."""
+        """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds.
+
+        Steps before the start, which only find out how long a step takes, are not shown.
+        """
+        if not self.total_epochs:
+            return
         text = f"loss {news['loss']:.3f}  "
         if "accuracy" in news:
             text += f"accuracy {news['accuracy']:.1%}  "

@@ -360,9 +360,11 @@ class Trainer:
         """Ends an epoch: validation, a row of metrics, and the model where it is the best so far."""
         self.save()
         epoch = self.progress.validated + 1
-        result = self.evaluate()
+        due = epoch % self.config.run.val_epochs == 0 or self.progress.step >= self.progress.total_steps
+        result = self.evaluate() if due else {}
         score = result.get(self.task.score, -math.inf)
-        best = is_finite(self.best_model) and (not result or self.progress.best is None or score > self.progress.best)
+        is_better = not result or self.progress.best is None or score > self.progress.best
+        best = due and is_better and is_finite(self.best_model)
         if best:
             self.progress.best, self.progress.best_epoch = score if result else None, epoch
             self.write_best()
