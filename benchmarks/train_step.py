@@ -80,7 +80,7 @@ def measure(trainer: Trainer, steps: int) -> dict[str, float]:
     batches = trainer.batches()
     _, first = next(batches)
     trainer.model.train()
-    ready = trainer.prepare(first, 0)
+    ready = trainer.task.prepare(first, 0)
     bare, loop = [], []
     for turn in range(ROUNDS + 1):  # the first is to warm up
         bare.append(time_bare(trainer, *ready, steps if turn else 10))

@@ -22,8 +22,9 @@ from weft.data.demo import fashion_mnist
 from weft.data.device_policy import KERNELS, DevicePolicy, Step, fits, perform
 from weft.data.read import MAX_PIXELS
 from weft.data.transforms import Augmentation, Preprocessing, to_pillow
-from weft.engine import loop, session
+from weft.engine import session
 from weft.engine.choose import fill
+from weft.tasks.classify import Classify
 
 MEAN = (0.485, 0.456, 0.406)
 FILL = (124, 116, 104)
@@ -259,7 +260,7 @@ def test_gpu(text: str) -> None:
 def test_what_can_be_done_on_a_device(text: str, channels: int, depth: int, expected: bool) -> None:
     assert fits(text, channels, depth) == expected
     side = {"median": 40, "max": 40}
-    report: Any = SimpleNamespace(width=side, height=side, channels=channels, depth=depth)
+    report: Any = SimpleNamespace(task="classify", width=side, height=side, channels=channels, depth=depth)
     for device, wanted in (("cuda", expected), ("cpu", False)):
         filled, _ = fill(Config(augment=AugmentConfig(policy=text)), (), report, 100, torch.device(device))
         assert filled.augment.on_device == ("yes" if wanted else "no")
@@ -277,9 +278,9 @@ def test_readers_leave_the_policy_out() -> None:
 
 def test_training_and_report_show_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported, seen = [], []
-    monkeypatch.setattr(session, "write_report", lambda *_, augmented, **__: reported.append(augmented))
-    prepare = loop.Trainer.prepare
-    monkeypatch.setattr(loop.Trainer, "prepare", lambda *args: seen.append(prepare(*args)) or seen[-1])
+    monkeypatch.setattr(session, "write_report", lambda *_, augmented, **__: reported.append(augmented.pictures))
+    prepare = Classify.prepare
+    monkeypatch.setattr(Classify, "prepare", lambda *args: seen.append(prepare(*args)) or seen[-1])
     data = make_pictures(tmp_path / "data")
     plain = dict(epochs=1, augment__mixup=0, augment__cutmix=0, augment__erase=0)
     for name, text in (("with", USUAL), ("without", "")):

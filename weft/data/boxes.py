@@ -132,6 +132,7 @@ class _Reading:
         picture, category = (file, record["image_id"]), (file, record["category_id"])
         shape = self._shape(record.get("segmentation"), picture, identity)
         left, top, right, bottom = _box(record.get("bbox"), shape)
+        area = float(record.get("area") or math.nan)
         first = self.rows.setdefault(identity, row)
         if first != row:
             self.faults.add("duplicate-id", self._name(picture), f"has another object with the id {identity}")
@@ -143,7 +144,7 @@ class _Reading:
             (left, top, right, bottom),
             number=identity if isinstance(identity, int) and abs(identity) < 1 << 62 else row,
             crowd=bool(record.get("iscrowd")),
-            area=float(record.get("area") or math.nan),
+            area=area if math.isfinite(area) and area > 0 else math.nan,  # nan: computed
             shape=_compact(shape).encode() if shape else b"",
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.config import AugmentConfig
-from weft.data.mask_values import IGNORE
+from weft.data.mask_values import IGNORE, upright
 from weft.data.objects import Objects
 from weft.data.read import BadPicture, Header, Opened, Picture
 from weft.data.shapes import box_of, draw, encode
@@ -257,17 +257,15 @@ def align(target: np.ndarray | Objects, header: Header) -> np.ndarray | Objects:
     Only where rotation swaps height and width can that be seen; a target of the upright size is taken as it is, and so
     are objects of which nobody knows the size. Any other size raises BadPicture.
     """
-    upright = header.height, header.width
-    size = (target.size or upright) if isinstance(target, Objects) else target.shape
-    if size == upright:
+    if isinstance(target, np.ndarray):
+        return upright(target, header)
+    size = header.height, header.width
+    if (target.size or size) == size:
         return target
-    if header.orientation < 5 or size != upright[::-1]:
-        kind = "boxes are" if isinstance(target, Objects) else "mask is"
-        found = f"{size[1]} x {size[0]}"
-        raise BadPicture(
-            f"the {kind} for a picture of {found} pixels; the picture has {header.width} x {header.height}"
-        )
-    return _turned(target, header.orientation) if isinstance(target, np.ndarray) else _turned_objects(target, header)
+    if header.orientation < 5 or target.size != size[::-1]:
+        found = f"{target.size[1]} x {target.size[0]}" if target.size else "unknown size"
+        raise BadPicture(f"the boxes are for a picture of {found} pixels; the picture has {size[1]} x {size[0]}")
+    return _turned_objects(target, header)
 
 
 def _turned(mask: np.ndarray, orientation: int) -> np.ndarray:

@@ -9,6 +9,7 @@
 Masks are those of pycocotools, to the pixel.
 """
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from weft.data.read import MAX_PIXELS, BadPicture
 
 FINE = 5  # polygons are followed in steps of a fifth of a pixel
-MOST_STEPS = 20_000_000  # a polygon that is longer lies mostly outside any picture
+MOST_STEPS = 2_000_000  # a polygon that is longer, 400,000 pixels, lies mostly outside any picture
 
 
 def draw(shape: Any, height: int, width: int) -> np.ndarray:
@@ -76,12 +77,14 @@ def _runs(shape: dict[str, Any]) -> tuple[np.ndarray, int, int]:
         if isinstance(counts, str | bytes):
             runs = _unpack(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
         else:
-            runs = np.array(counts, np.int64).reshape(-1)
+            runs = np.array(list(map(operator.index, counts)), np.int64)
     except (KeyError, TypeError, ValueError, OverflowError):
         raise BadPicture("run lengths without counts, or without a size of two whole numbers") from None
     if min(height, width) < 1 or height * width > MAX_PIXELS:
         raise BadPicture(f"run lengths for a picture of {width} x {height} pixels")
-    if (runs < 0).any() or runs.sum() != height * width:
+    if ((runs < 0) | (runs > height * width)).any():  # before they are summed, lest the sum overflow
+        raise BadPicture(f"run lengths that are negative or longer than {height} x {width} pixels")
+    if runs.sum() != height * width:
         raise BadPicture(f"run lengths that sum to {runs.sum()}; expected {height} x {width} = {height * width}")
     return runs, height, width
 

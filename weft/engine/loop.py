@@ -360,7 +360,8 @@ class Trainer:
         """Ends an epoch: validation, a row of metrics, and the model where it is the best so far."""
         self.save()
         epoch = self.progress.validated + 1
-        due = epoch % self.config.run.val_epochs == 0 or self.progress.step >= self.progress.total_steps
+        last = self.progress.step >= self.progress.total_steps or self.out_of_time()
+        due = last or epoch % self.config.run.val_epochs == 0
         result = self.evaluate() if due else {}
         score = result.get(self.task.score, -math.inf)
         is_better = not result or self.progress.best is None or score > self.progress.best
@@ -376,7 +377,8 @@ class Trainer:
         self.screen.epoch(row)
         self.progress.validated = epoch
         self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
-        self.stop_early(epoch)
+        if due:
+            self.stop_early(epoch)
         self.save()
 
     @property
@@ -417,15 +419,19 @@ class Trainer:
         return meter.result()
 
     def stop_early(self, epoch: int) -> None:
-        patience, minutes = self.config.run.patience, self.config.run.minutes
-        why = ""
+        """Ends the run where it has had its time, or does not get better; only a validated epoch can be the last."""
+        patience, why = self.config.run.patience, ""
         if patience and epoch - self.progress.best_epoch >= patience:
             why = f"no better validation for {patience} epochs"
-        if minutes and self.world.share(self.seconds() > 60 * minutes):
-            why = f"the {minutes:g} minutes are over"
+        if self.out_of_time():
+            why = f"the {self.config.run.minutes:g} minutes are over"
         if why and self.progress.step < self.progress.total_steps:
             self.progress.total_steps = self.progress.step
             self.event(f"stopped after epoch {epoch}: {why}")
+
+    def out_of_time(self) -> bool:
+        minutes = self.config.run.minutes
+        return bool(minutes) and self.world.share(self.seconds() > 60 * minutes)
 
     # Files ------------------------------------------------------------------------------------------------------
 

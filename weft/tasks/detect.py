@@ -54,7 +54,12 @@ class Detect:
     def loss(
         self, forward: Callable[..., Any], x: list[Tensor], y: list[dict[str, Tensor]], denominator: float
     ) -> tuple[Tensor, Tensor]:
-        """torchvision's losses are means over its pictures; the hits are always 0: there is no single answer."""
+        """torchvision's losses times the number of pictures; the hits are always 0: there is no single answer.
+
+        Its losses are means over the anchors and regions that it samples, whose number differs little from picture to
+        picture, and over the regions that hold an object. So the parts of a batch add up to the batch only about: where
+        objects are rare, those of a small part weigh more.
+        """
         with self._autocast():
             losses = forward(x, y)
         loss = torch.stack([loss.float() for loss in losses.values()]).sum()

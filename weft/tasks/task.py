@@ -52,6 +52,8 @@ class Task(Protocol):
     def loss(self, forward: Callable[..., Any], x: Any, y: Any, denominator: float) -> tuple[Tensor, Tensor]:
         """The SUM of the pictures' losses over `denominator`, and how many (parts of) pictures were answered rightly.
 
+        So the parts of a batch add up to the batch; exactly, but for detectors, whose losses are no sums over pictures.
+
         `forward` is the model in training mode, compiled or not; it runs under autocast, the losses in float32.
         """
         ...
