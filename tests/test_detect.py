@@ -365,8 +365,8 @@ def test_an_answer_does_not_depend_on_its_neighbours():
         torch.testing.assert_close(task.infer(model, [picture])[0], answer, rtol=1e-4, atol=1e-4)
 
 
-def test_parts_of_a_batch_add_up():
-    """Torchvision's loss of a part weighs as much as the part has pictures."""
+def test_a_part_of_a_batch_weighs_as_much_as_it_has_pictures():
+    """So means over pictures add up; torchvision's, over samples, do about."""
     task, batch = a_task(), rectangles(3)
     x, y = task.prepare(batch, 0)
 

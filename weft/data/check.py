@@ -266,6 +266,7 @@ def _oddities(view: _View) -> Iterable[Problem]:
     width, height = found["width"].astype(np.int64), found["height"].astype(np.int64)
     ratio = np.maximum(width, height) / np.minimum(width, height)
     wrong = [_misnamed(view.source.names[i], format) for i, format in zip(read, found["format"].tolist(), strict=True)]
+    aligned = "; masks and boxes count as upright unless their size says otherwise" * (view.source.task != "classify")
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "blank", found["blank"], "of a single colour."),
         ("warning", "tiny", np.minimum(width, height) < TINY, f"with a side of less than {TINY} pixels."),
@@ -277,7 +278,7 @@ def _oddities(view: _View) -> Iterable[Problem]:
             f"more than {LONG:.0f} times as long as wide: a square shows little of it.",
         ),
         ("note", "wrong-ending", np.array(wrong, bool), "with the ending of another format; read as what it is."),
-        ("note", "rotated", found["orientation"] > 1, "turned by an EXIF entry; shown and trained upright."),
+        ("note", "rotated", found["orientation"] > 1, f"turned by an EXIF entry; shown and trained upright{aligned}."),
         ("note", "deep", found["depth"] > 8, "of more than 8 bits; the whole range is kept."),
         ("note", "cmyk", found["mode"] == "CMYK", "in CMYK; read as RGB."),
         ("note", "alpha", _with_alpha(found), "with transparency; laid over white unless data.channels asks for it."),

@@ -53,8 +53,12 @@ class DataReport:
     bad: dict[str, str] = field(default_factory=dict)  # name to reason: left out of training
     seconds: float = 0.0
     task: str = "classify"
-    pixels: list[int] = field(default_factory=list)  # segment: of each class, in the training masks that were read
-    object_sizes: dict[str, float] = field(default_factory=dict)  # detect: quantiles of the root of objects' areas
+    pixels: list[int] = field(
+        default_factory=list
+    )  # segment: of each class, in masks that were read; a run's: of training
+    object_sizes: dict[str, float] = field(
+        default_factory=dict
+    )  # detect: quantiles of the root of areas; a run's: of training
     has_shapes: bool = False  # detect: objects have shapes, not only boxes
 
     def has(self, severity: Severity) -> int:

@@ -88,7 +88,7 @@ def _row(found: dict[str, str]) -> tuple[str, Any]:
     name = found["name"].strip()
     if "red" in found:
         return name, (int(found["red"]), int(found["green"]), int(found["blue"]))
-    return name, int(found["value"]) if "value" in found else None
+    return name, int(found["value"][:9]) if "value" in found else None  # no value has more digits
 
 
 def _json_rows(path: Path, text: str) -> list[tuple[str, Any]]:
@@ -96,7 +96,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[str, Any]]:
     as "labels", "classes" or "categories" of an object."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise WeftError(f"{path} is no JSON file.") from None
     if isinstance(content, dict):
         content = next((content[k] for k in ("labels", "classes", "categories") if k in content), content)

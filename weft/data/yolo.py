@@ -133,6 +133,9 @@ def _classes(root: Path, objects: Gathering, notes: list[str]) -> list[str]:
         except (yaml.YAMLError, RecursionError):
             raise WeftError(f"{file} is no YAML file; expected a line such as names: [cat, dog].") from None
         found = content.get("names") if isinstance(content, dict) else None
+        names = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+        if not all(isinstance(name, str | int | float) for name in names):  # YAML can make a short file very large
+            raise WeftError(f"{file}: names must be a list of class names, or a mapping from numbers to names.")
         if isinstance(found, dict) and all(type(key) is int and 0 <= key < 100_000 for key in found):
             return [str(found.get(i, i)) for i in range(max(found, default=-1) + 1)]
         if isinstance(found, list):

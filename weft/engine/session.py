@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from weft.config import Config, override, read_yaml, to_yaml
+from weft.data.amounts import count_pixels, object_sizes
 from weft.data.check import DataReport, check
 from weft.data.loader import check_shared_memory
 from weft.data.sampler import Plan
@@ -213,7 +214,12 @@ def open_data(config: Config, world: World, say: Any) -> Data:
                 f"{errors[0].rstrip('.')} (`weft check {config.data.source}` shows "
                 + ("the rest)." if errors[1:] else "it).")
             )
-        return Data(source, without(split, source, report.bad), report)
+    split = without(split, source, report.bad)
+    if source.task == "segment":
+        report.pixels = world.on_main(lambda: count_pixels(source, split.train))
+    if source.task == "detect":
+        report.object_sizes = world.on_main(lambda: object_sizes(source, split.train))
+    return Data(source, split, report)
 
 
 def without(split: Split, source: Source, bad: dict[str, str]) -> Split:

@@ -28,6 +28,7 @@ from weft.tasks.task import to_device
 
 EVAL_BATCH = 8
 PIXELS_AT_ONCE = 2**21  # of windows in one forward pass: eight of 512 by 512
+ANSWERS_AT_ONCE = 2**26  # likewise, a number for each class and pixel: two of 512 by 512 for 128 classes
 LOSS_UNIT = 2.0**-16  # of a picture's summed loss
 LEAST_PROBABILITY = 2.0**-126  # the smallest that float32 holds precisely; what is not even a number counts as this
 
@@ -145,7 +146,7 @@ class Segment:
         windows = [(i, slice(None), row, column) for i in range(len(x)) for row in rows for column in columns]
         total = x.new_zeros(len(x), len(self.classes), *x.shape[2:])
         seen = x.new_zeros(len(x), 1, *x.shape[2:])  # by how many windows
-        at_once = max(1, PIXELS_AT_ONCE // (h * w))
+        at_once = max(1, min(PIXELS_AT_ONCE, ANSWERS_AT_ONCE // len(self.classes)) // (h * w))
         for start in range(0, len(windows), at_once):
             some = windows[start : start + at_once]
             logits = self._forward(model, torch.stack([x[window] for window in some]))["out"].float()
