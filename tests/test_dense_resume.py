@@ -112,7 +112,7 @@ def test_interrupted_run_ends_with_the_same_bits(monkeypatch, data, whole, tmp_p
     ids=lambda changes: "-".join(map(str, changes.values()))[:30],
 )
 def test_other_segmenters_resume_exactly_too(monkeypatch, data, tmp_path, changes):
-    resumes_exactly(monkeypatch, data["fpn"], tmp_path, settings_of("fpn", **changes))
+    resumes_exactly(monkeypatch, data["fpn"], tmp_path, settings_of("fpn") | changes)
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_other_segmenters_resume_exactly_too(monkeypatch, data, tmp_path, change
     ids=lambda changes: "-".join(map(str, changes.values()))[:30],
 )
 def test_other_detectors_resume_exactly_too(monkeypatch, data, tmp_path, changes):
-    resumes_exactly(monkeypatch, data["mask-rcnn"], tmp_path, settings_of("mask-rcnn", **changes))
+    resumes_exactly(monkeypatch, data["mask-rcnn"], tmp_path, settings_of("mask-rcnn") | changes)
 
 
 def resumes_exactly(monkeypatch, data: Path, folder: Path, settings: dict) -> None:
