@@ -127,7 +127,9 @@ def test_area_of_polygons_is_what_is_inside():
         ([[0, 0, 1e12, 0, 0, 1e12]], "far out"),
         ({"size": [9, 8], "counts": [72]}, "[9, 8]"),
         ({"size": [8, 9], "counts": [71]}, "sum to 71"),
-        ({"size": [8, 9], "counts": [80, -8]}, "sum to 72"),
+        ({"size": [8, 9], "counts": [80, -8]}, "negative or longer"),
+        ({"size": [4, 4], "counts": [2**62] * 3 + [2**62 + 16]}, "negative or longer"),  # whose sum overflows to 16
+        ({"size": [8, 9], "counts": [71.5, 0.5]}, "without counts"),
         ({"size": [8, 9], "counts": "\x01"}, "letters"),
         ({"size": [8, 9], "counts": "P"}, "letters"),
         ({"size": [8, 9], "counts": "ooooooooooooooo0"}, "too large"),

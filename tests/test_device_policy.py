@@ -260,7 +260,9 @@ def test_gpu(text: str) -> None:
 def test_what_can_be_done_on_a_device(text: str, channels: int, depth: int, expected: bool) -> None:
     assert fits(text, channels, depth) == expected
     side = {"median": 40, "max": 40}
-    report: Any = SimpleNamespace(task="classify", width=side, height=side, channels=channels, depth=depth)
+    report: Any = SimpleNamespace(
+        task="classify", has_shapes=False, width=side, height=side, channels=channels, depth=depth
+    )
     for device, wanted in (("cuda", expected), ("cpu", False)):
         filled, _ = fill(Config(augment=AugmentConfig(policy=text)), (), report, 100, torch.device(device))
         assert filled.augment.on_device == ("yes" if wanted else "no")

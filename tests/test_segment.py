@@ -20,6 +20,7 @@ from weft.config import Config, LossConfig, override
 from weft.data.loader import Batch
 from weft.data.mask_values import IGNORE
 from weft.data.read import BadPicture
+from weft.data.renamed import in_classes
 from weft.data.sources import Names, Source
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
@@ -511,13 +512,14 @@ def test_collecting_is_validating():
     assert evaluation.names == ["p2", "p1", "p0"]
     assert told[-1] == (4, 4)
     turned = [torch.where(mask == IGNORE, IGNORE, K - 1 - mask).to(torch.uint8) for mask in masks]
-    again = segments.collect(task, model, a_source(pictures, turned, task.classes[::-1]), indices)
+    renamed = in_classes(a_source(pictures, turned, task.classes[::-1]), task.classes)
+    again = segments.collect(task, model, renamed, indices)
     assert again.metrics() == evaluation.metrics()
 
 
 def test_what_cannot_be_evaluated():
     task = a_task()
     with pytest.raises(WeftError, match="'c9'"):
-        segments.collect(task, Pointwise(), a_source([], [], ["c0", "c9"]), np.array([0]))
+        in_classes(a_source([], [], ["c0", "c9"]), task.classes)
     with pytest.raises(WeftError, match="none of the 1 pictures"):
         segments.collect(task, Pointwise(), a_source([], [], task.classes), np.array([0]))

@@ -267,6 +267,7 @@ def check(
     out: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quick: Annotated[bool, Flag] = False,
+    task: str = "auto",
     keys: Keys = [],  # noqa: B006  cyclopts never changes it
 ) -> None:
     """Say what a data set is and what is wrong with it, and change nothing in it. Exit code 1 where there are errors.
@@ -282,6 +283,8 @@ def check(
         Print one JSON object instead of a table.
     quick
         Headers and equal files only, at most about ten seconds.
+    task
+        classify, segment or detect, where the data can be for more than one; by default what the layout is for.
     keys
         Settings of the data, more simply written as --data.group "patient_(.*)_".
     """
@@ -291,7 +294,9 @@ def check(
     from weft.data.sources import open_configured
     from weft.data.split import make_split
 
-    config = override(Config(), {**dict(key.split("=", 1) for key in keys), "data.source": data}).data
+    config = override(
+        Config(), {**dict(key.split("=", 1) for key in keys), "data.source": data, "data.task": task}
+    ).data
     check_out(out=str(out or ""))
     source = open_configured(config)
     split = make_split(source, config, 0) if config.val else None  # with a second source there are two sides

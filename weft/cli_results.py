@@ -125,6 +125,9 @@ def predict(
     check_out(csv=csv, json=as_json)
     if out is not None:
         check_writable(out)
+        inputs = [Path(picture).resolve() for picture in pictures if Path(picture).is_dir()]
+        if any(out.resolve().is_relative_to(folder) for folder in inputs):
+            raise WeftError(f"--out {out} lies among the pictures; choose a place outside of them.")
 
     from weft import predict as using
     from weft.errors import check_positive

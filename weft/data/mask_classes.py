@@ -255,12 +255,12 @@ def _colour_classes(seen: Sequence[Seen], named: ClassList | None, ignore: Seque
             f"{seen[0].name} and the other masks have {len(colours)} colours, which cannot all be classes; save masks "
             "without smoothing or loss, or list the colours of the classes in a file: --data.classes FILE"
         )
-    if named is not None and len(named.names) != len(colours):
+    if named is not None:  # which name belongs to which colour would be a guess
         raise WeftError(
             f"Masks such as {seen[0].name} are RGB-coded with {len(colours)} colours, and the class list has no "
             f"colours for its {len(named.names)} names; write lines such as `128 64 128 road` there."
         )
-    names = named.names if named else [f"#{colour:06x}" for colour in colours]
+    names = [f"#{colour:06x}" for colour in colours]
     notes = [*notes, f"Classes are the {len(colours)} colours that occur in {len(seen)} masks."]
     return _settle(names, colours, ignore, notes, "RGB-coded masks", colours=True)
 

@@ -77,7 +77,7 @@ def _runs(shape: dict[str, Any]) -> tuple[np.ndarray, int, int]:
         if isinstance(counts, str | bytes):
             runs = _unpack(counts.encode("ascii", "replace") if isinstance(counts, str) else counts)
         else:
-            runs = np.array(list(map(operator.index, counts or ())), np.int64)
+            runs = np.array([operator.index(count) for count in counts], np.int64)  # pyright: ignore[reportOptionalIterable]
     except (KeyError, TypeError, ValueError, OverflowError):
         raise BadPicture("run lengths without counts, or without a size of two whole numbers") from None
     if min(height, width) < 1 or height * width > MAX_PIXELS:

@@ -129,7 +129,7 @@ def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
     if config.data.task == "detect":
         if model.head == "mask-rcnn" and not report.has_shapes:
             raise WeftError(
-                f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose faster-rcnn."
+                f"{config.data.source} has boxes and no shapes, which mask-rcnn learns; choose --head faster-rcnn."
             )
         if not augment.img_size:
             augment = replace(augment, img_size=max(augment.short_sides, default=min(SHORT_SIDE, side)))
@@ -216,6 +216,7 @@ def check_task_settings(config: Config) -> None:
     if task == "classify":
         return
     theirs = {
+        "run.fsdp": config.run.fsdp,  # whose processes must make equally many passes, whatever the sizes of pictures
         "augment.policy": augment.policy,
         "augment.mixup": augment.mixup,
         "augment.cutmix": augment.cutmix,

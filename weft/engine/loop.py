@@ -379,6 +379,7 @@ class Trainer:
         self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
         if due:
             self.stop_early(epoch)
+        self.recent.clear()  # the speed is that of training
         self.save()
 
     @property
@@ -411,12 +412,23 @@ class Trainer:
                 if self.stop_wanted and self.world.size == 1:
                     raise Stopped  # the state was saved before validation began
                 if len(batch.pictures):
-                    meter.update(self.task.infer(model, batch.pictures), batch)
+                    meter.update(self.infer(model, batch.pictures), batch)
         if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
             self.task.infer(model, self.task.made_up(1).pictures)
         meter.reduce()
         self.name_unread(bad)
         return meter.result()
+
+    def infer(self, model: nn.Module, pictures: Any) -> Any:
+        try:
+            return self.task.infer(model, pictures)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise WeftError(
+                "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"
+                f" --test.short_side. The state before it is saved in {self.run}."
+            ) from None
 
     def stop_early(self, epoch: int) -> None:
         """Ends the run where it has had its time, or does not get better; only a validated epoch can be the last."""

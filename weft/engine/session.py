@@ -241,6 +241,8 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
         with world.together():
             header = read_header(folder)
             saved = override(Config(), read_yaml(folder / "config.yaml"))
+            paths = absolute_paths(override(Config(), given))
+            given = {**given, **{key: path for key, path in paths.items() if key in given}}
             config = override(saved, given)
             changed = [key for key, value in given.items() if override(saved, {key: value}) != saved]
             changes = [f"{key}: {given[key]!r}" for key in changed]

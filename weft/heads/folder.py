@@ -17,6 +17,8 @@ from weft.heads import make_segmenter
 from weft.heads.rcnn import make_detector
 from weft.models.convert import load_weights
 
+OUTSIDE = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}  # timm reads files
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -70,6 +72,8 @@ def open_dense(folder: Path, config: dict[str, Any]) -> nn.Module:
         entry, args = config["weft"], dict(config["model_args"])
         settings = override(Config(), entry["settings"])
         channels, classes = args.pop("in_chans"), config["label_names"]
+        if not timm.is_model(config["architecture"]) or OUTSIDE & args.keys():
+            raise ValueError(f"{config['architecture']!r} is no model, or has arguments that lead out of the folder")
         plan = Plan(entry["task"], config["architecture"], args, channels, entry["head"], entry["head_args"], classes)
         model = build(plan, settings)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

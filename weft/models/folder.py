@@ -84,6 +84,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]
+        config.get("weft", {}).get("task")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WeftError(f"{folder}/config.json is damaged; expected timm's layout.") from None
     if names and len(names) != count:
