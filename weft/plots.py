@@ -118,6 +118,8 @@ def _y_ticks(low: float, high: float, zero: bool) -> tuple[list[float], bool]:
     if low > 0 and high / low > 300 and not zero:
         return [10.0**i for i in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)], True
     low = min(low, 0.0) if zero else low
+    if low == high == 0:
+        return nice_ticks(0.0, 1.0), False
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # a flat line runs through the middle
         low, high = low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
     return nice_ticks(low, high), False

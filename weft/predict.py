@@ -213,6 +213,8 @@ def _dense(
     if test.short_side:
         preprocessing = replace(preprocessing, size=(test.short_side, round(LONG_SIDE * test.short_side)))
     if entry["task"] == "detect":
+        if test.flip or test.scales != [1.0]:
+            raise WeftError("A detector looks at a picture once; leave out test.flip and test.scales.")
         heads = model.roi_heads  # torchvision's names
         heads.score_thresh, heads.nms_thresh, heads.detections_per_img = test.score, test.nms, test.detections
     common: dict[str, Any] = dict(classes=classes, preprocessing=preprocessing, device=device, dtype=dtype)

@@ -30,7 +30,7 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.found, self.preprocessing, self.score = folder, found, predictor.preprocessing, score
         self.classes, self.palette = predictor.classes, palette(predictor.classes)
-        self.files, self.rows = file_names(found.names), []
+        self.files, self.rows, self.segments = file_names(found.names), [], predictor.task.name == "segment"
 
     def add(self, index: int, prediction: MaskPrediction | ObjectPrediction) -> None:
         """The files of one picture; none where it could not be read."""
@@ -50,7 +50,7 @@ class Writer:
     def close(self) -> None:
         """predictions.json, when all pictures are done."""
         content: Any = self.rows
-        if self.rows and "mask" in {key for row in self.rows for key in row}:
+        if self.segments:
             pairs = zip(self.classes, self.palette, strict=True)
             legend = [{"id": i, "name": n, "colour": f"#{c.tobytes().hex()}"} for i, (n, c) in enumerate(pairs)]
             content = {"classes": legend, "pictures": self.rows}

@@ -24,6 +24,7 @@ from weft.data.folders import list_folder
 from weft.data.sources import PICTURE_ENDINGS, Files, Names, Source, ending, listed, natural, split_of
 from weft.errors import WeftError
 
+MOST_PART = 2.0  # of a picture: what is larger was written in pixels
 MAX_TEXT = 10_000_000  # bytes of one file
 NAME_FILES = ("classes.txt", "obj.names", "predefined_classes.txt")
 
@@ -155,6 +156,9 @@ def _read(objects: Gathering, picture: int, root: Path, name: str) -> None:
             continue
         try:
             label, *values = map(float, line.split())
+            if max(values, default=0.0) > MOST_PART:
+                objects.faults.add("malformed", name, f"line {number} is in pixels; numbers must be parts, 0 to 1")
+                continue
             box, shape = _object(values)
             objects.add(picture, int(label) if label == int(label) else label, box, number=number, shape=shape)
         except (ValueError, OverflowError):

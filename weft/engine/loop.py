@@ -363,11 +363,10 @@ class Trainer:
         last = self.progress.step >= self.progress.total_steps or self.out_of_time()
         due = last or epoch % self.config.run.val_epochs == 0
         result = self.evaluate() if due else {}
-        score = result.get(self.task.score, -math.inf)
-        is_better = not result or self.progress.best is None or score > self.progress.best
-        best = due and is_better and is_finite(self.best_model)
+        best = due and self.is_better(result) and is_finite(self.best_model)
         if best:
-            self.progress.best, self.progress.best_epoch = score if result else None, epoch
+            self.progress.best, self.progress.best_loss = result.get(self.task.score), result.get("loss")
+            self.progress.best_epoch = epoch
             self.write_best()
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
@@ -381,6 +380,14 @@ class Trainer:
             self.stop_early(epoch)
         self.recent.clear()  # the speed is that of training
         self.save()
+
+    def is_better(self, result: dict[str, float]) -> bool:
+        """Than the kept model; of equal ones that with the smaller loss and, where there is none, the later one."""
+        best, score = self.progress.best, result.get(self.task.score)
+        if best is None or score is None or score != best:
+            return best is None or score is None or score > best
+        loss, best_loss = result.get("loss"), self.progress.best_loss
+        return loss is None or best_loss is None or loss < best_loss
 
     @property
     def best_model(self) -> nn.Module:

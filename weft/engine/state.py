@@ -46,6 +46,7 @@ class Progress:
     step: int = 0  # optimiser steps done
     validated: int = 0  # epochs whose validation is done
     best: float | None = None  # validation metric of the kept model
+    best_loss: float | None = None  # and its loss, which decides where the metric is the same
     best_epoch: int = 0
     epoch_loss: float = 0.0  # sums over the steps of the running epoch
     epoch_steps: int = 0
