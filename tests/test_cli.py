@@ -63,12 +63,12 @@ assert "torch" not in sys.modules and "timm" not in sys.modules
     "imports",
     [
         "import weft, timm",
-        "import timm, weft",
-        "import weft; from timm.models import create_model",
+        pytest.param("import timm, weft", marks=pytest.mark.slow),
+        pytest.param("import weft; from timm.models import create_model", marks=pytest.mark.slow),
         "import weft, transformers, timm",  # transformers looks whether timm exists
         "import weft, importlib; importlib.reload(weft)",
-        "import weft.models.cvt",
-        "from weft.cli import app",
+        pytest.param("import weft.models.cvt", marks=pytest.mark.slow),
+        pytest.param("from weft.cli import app", marks=pytest.mark.slow),
     ],
 )
 def test_import_registers_with_timm_in_any_order(imports):

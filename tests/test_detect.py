@@ -440,6 +440,7 @@ def small_detector(head="mask-rcnn", **settings):
     return make_detector(weft.create_model("cetnet_nano", num_classes=0), head, len(CLASSES), **args, **settings)
 
 
+@pytest.mark.slow
 def test_learns_two_pictures():
     torch.manual_seed(1)
     task, batch = a_task(), rectangles()

@@ -414,6 +414,7 @@ def test_every_family_can_be_sharded(tmp_path):
 # torchrun -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
     """The main process is killed after its first step; the same command goes on and arrives at the same bits."""
     run = tmp_path / "run"

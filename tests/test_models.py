@@ -21,14 +21,10 @@ every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=
 # Compilers take seconds each: a selection that covers every kind of module, and all of them in `make test-all`.
 QUICK = {
     "cvt",
-    "cvt-no-class-token",
     "ceit",
-    "ceit-i2t-none",
     "ceit-leff-0-bn",
     "cetnet",
-    "cetnet-T-C-T-C-T-C-T-C",
     "vitae",
-    "vitae-paper",
     "t2t-vit",
     "pvt",
     "cswin",

@@ -98,8 +98,6 @@ def test_surprises_are_noted(tmp_path, paths, note):
     [
         (("1.png", "2.png"), ("holds 2 pictures and no class folders", "CSV")),
         (("train/1.png", "val/1.png"), ("train holds 1 pictures and no class folders",)),
-        (("images/1.png", "masks/1.png"), ("segmentation or detection", "masks/")),
-        (("train/images/1.png", "train/labels/1.png"), ("segmentation or detection", "labels/")),
         (("train2017/1.png", "val2017/1.png", "annotations/"), ("segmentation or detection", "annotations/")),
         (("train/a/1.png", "train/b/1.png", "val/A/1.png"), ("'a' is called 'A' in val", "rename")),
         (("train/a/1.png", "val/a/1.png", "valid/a/1.png"), ("val/ and valid/", "both for val")),

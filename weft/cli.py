@@ -294,9 +294,8 @@ def check(
     from weft.data.sources import open_configured
     from weft.data.split import make_split
 
-    config = override(
-        Config(), {**dict(key.split("=", 1) for key in keys), "data.source": data, "data.task": task}
-    ).data
+    given = {"data.task": task, **dict(key.split("=", 1) for key in keys), "data.source": data}
+    config = override(Config(), given).data
     check_out(out=str(out or ""))
     source = open_configured(config)
     split = make_split(source, config, 0) if config.val else None  # with a second source there are two sides

@@ -35,7 +35,7 @@ from weft.engine.fit_machine import find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer, stretched
-from weft.engine.parts import Parts, named_tensors
+from weft.engine.parts import Parts
 from weft.engine.recipes import find_recipe
 from weft.engine.state import (
     FULL,
@@ -436,7 +436,10 @@ class Sitting:
             pixel_counts=self.data.report.pixels or None,
             distillation=teacher,
         )
-        one = sum(tensor.nbytes for tensor in named_tensors({"picture": task.made_up(1).pictures}).values())
+        height, width = self.preprocessing.size
+        if task.name != "classify":
+            height, width = config.augment.img_size, config.augment.long_side or config.augment.img_size
+        one = self.preprocessing.channels * height * width * self.preprocessing.depth // 8
         check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
         return task
 
