@@ -15,10 +15,10 @@ help: ## list the targets
 demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (about four minutes on two cores)
 	$(BIN)/weft demo
 
-demo-segment: $(INSTALLED) ## tell cell nuclei from their background (a few minutes on two cores)
+demo-segment: $(INSTALLED) ## tell cell nuclei from their background (about four minutes on two cores)
 	$(BIN)/weft demo segment
 
-demo-detect: $(INSTALLED) ## find and outline each cell nucleus (a few minutes on two cores)
+demo-detect: $(INSTALLED) ## find and outline each cell nucleus (about five minutes on two cores)
 	$(BIN)/weft demo detect
 
 test: lint timm-tests ## lint, types and tests (about twelve minutes on two cores)
