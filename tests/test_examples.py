@@ -47,6 +47,7 @@ def test_segmentation_learns(encoder):
     assert re.search(r"intersection over union on the training pictures: \d+\.\d%", printed)
 
 
+@pytest.mark.slow
 def test_detection_learns():
     printed = run("detection_torchvision.py", "--steps", "3", "--size", "64")
     assert all(name in printed for name in ("classifier", "box_reg", "mask", "objectness", "rpn_box_reg"))

@@ -25,10 +25,7 @@ QUICK = {
     "ceit-leff-0-bn",
     "cetnet",
     "vitae",
-    "t2t-vit",
-    "pvt",
     "cswin",
-    "ce-swin",
     "vt",
     "vt-every-projector",
 }
@@ -291,7 +288,10 @@ def test_init_weights_fills_an_empty_model(name, args):
         assert not (value == -1).all(), key
 
 
-@every_family
+BASELINES = ("t2t_vit_7", "pvt_small", "cswin_tiny", "ce_swin_tiny")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in BASELINES else n for n in SMALL])
 def test_learns(name):
     """A few steps on one batch drive the loss down: gradients reach what they should."""
     model = timm.create_model(name, num_classes=4, img_size=32, drop_path_rate=0.0)
