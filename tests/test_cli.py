@@ -66,7 +66,7 @@ assert "torch" not in sys.modules and "timm" not in sys.modules
         pytest.param("import timm, weft", marks=pytest.mark.slow),
         pytest.param("import weft; from timm.models import create_model", marks=pytest.mark.slow),
         "import weft, transformers, timm",  # transformers looks whether timm exists
-        "import weft, importlib; importlib.reload(weft)",
+        pytest.param("import weft, importlib; importlib.reload(weft)", marks=pytest.mark.slow),
         pytest.param("import weft.models.cvt", marks=pytest.mark.slow),
         pytest.param("from weft.cli import app", marks=pytest.mark.slow),
     ],

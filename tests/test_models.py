@@ -22,12 +22,10 @@ every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=
 QUICK = {
     "cvt",
     "ceit",
-    "ceit-leff-0-bn",
     "cetnet",
     "vitae",
     "cswin",
     "vt",
-    "vt-every-projector",
 }
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),
