@@ -27,3 +27,11 @@ def randomise(model: nn.Module) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.1)
     return model.eval()
+
+
+@pytest.fixture
+def command():
+    """Runs `weft` in this process; returns its exit code, standard output and standard error."""
+    from tests import small_runs
+
+    return small_runs.command

@@ -3,6 +3,7 @@
 import io
 import json
 import multiprocessing
+import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -81,11 +82,14 @@ def differences(one: Path, other: Path) -> list[str]:
 def command(*args: object) -> tuple[int, str, str]:
     """Runs `weft` here; returns exit code, standard output and standard error."""
     out, err, code = io.StringIO(), io.StringIO(), 0
+    handler = signal.getsignal(signal.SIGPIPE)  # which the command sets for its own process
     with mock.patch.object(sys, "argv", ["weft", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
         try:
             main()
         except SystemExit as end:
             code = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGPIPE, handler)
     return code, out.getvalue(), err.getvalue()
 
 

@@ -5,8 +5,6 @@ import io
 import json
 import os
 import shutil
-import signal
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from PIL import Image
 import weft
 from tests.conftest import randomise
 from weft.analysis.show import metric_lines
-from weft.cli import main
 from weft.config import Config, override, to_yaml
 from weft.data.loader import eval_batches
 from weft.data.sources import open_source
@@ -59,24 +56,6 @@ def pictures(tmp_path_factory):
     (root / ".thumbs").mkdir()
     shutil.copy(file, root / ".thumbs" / "small.png")
     return root
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """Runs `weft` in this process; returns its exit code, standard output and standard error."""
-    handler = signal.getsignal(signal.SIGPIPE)
-
-    def run_command(*args):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, args)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        signal.signal(signal.SIGPIPE, handler)
-        return code, *capsys.readouterr()
-
-    return run_command
 
 
 # Agreement --------------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import signal
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from PIL import Image
 import weft
 from tests.conftest import randomise
 from weft import predict_dense
-from weft.cli import main
 from weft.config import Config, override, to_yaml
 from weft.data.objects import Objects
 from weft.data.sources import Files, Names, Source
@@ -66,24 +63,6 @@ def segmenter(tmp_path_factory):
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("d") / "run", "detect", "mask-rcnn", (64, 128))
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """Runs `weft` in this process; returns its exit code, standard output and standard error."""
-    handler = signal.getsignal(signal.SIGPIPE)
-
-    def run_command(*args):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, args)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        signal.signal(signal.SIGPIPE, handler)
-        return code, *capsys.readouterr()
-
-    return run_command
 
 
 class Targets:

@@ -155,7 +155,7 @@ def predict(
         if written:
             unread = sum(map(bool, errors))
             print(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
-        elif "hint" in texts:
+        elif texts.get("hint"):
             print(texts["hint"])
     if all(errors):
         sys.exit(2)
@@ -217,4 +217,5 @@ def _dense(
             show.objects_lines(found.names, rows, errors),
         )
         hint = "Overlays and COCO's JSON are written with --out FOLDER, a table of all objects with --csv FILE."
+    hint = "" if all(errors) else hint
     return {"json": json.dumps(json_rows, indent=1) + "\n", "csv": csv, "lines": "\n".join(lines), "hint": hint}, errors

@@ -294,7 +294,8 @@ def _typed(dotted: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             choices = [choice or "(empty)" for choice in get_args(kind)]
-            raise WeftError(f"{dotted}={value!r} does not exist; choose from {', '.join(choices)}.")
+            hint = did_you_mean(str(value), choices)
+            raise WeftError(f"{dotted}={value!r} does not exist; choose from {', '.join(choices)}.{hint}")
         return value
     if get_origin(kind) in (Union, UnionType):
         return None if _plain(value) is None else _typed(dotted, value, get_args(kind)[0])

@@ -248,4 +248,4 @@ def _explain_no_classes(folder: Path, listing: Listing, top: Listing) -> None:
         )
     if packed := [name for name in listing.files if name.lower().endswith(ARCHIVES)]:
         raise WeftError(f"{folder} holds archives ({some(packed)}); unpack them first.")
-    raise WeftError(f"{folder} is empty; expected a folder for each class, with pictures in it.")
+    raise WeftError(f"{folder} is empty; expected a folder for each class, or pictures with masks or boxes.")

@@ -306,7 +306,7 @@ class Trainer:
             "loss": sum(r.loss for _, r in self.recent) / len(self.recent),
             "pictures_per_second": speed,
         }
-        if self.task.name != "detect":
+        if self.task.counts_hits:
             news["accuracy"] = sum(r.correct for _, r in self.recent) / seen if seen else 0.0
         epoch = pending.step // steps
         self.screen.step(epoch + 1, pending.step % steps + 1, steps, news, left)

@@ -30,7 +30,7 @@ EVAL_BATCH = 128  # of validation, `weft eval` and `weft predict` alike, so that
 class Classify:
     """One label for a picture, or several: a `Task`."""
 
-    name = "classify"
+    name, counts_hits = "classify", True
     eval_batch = EVAL_BATCH
 
     def __init__(

@@ -21,7 +21,7 @@ MADE_UP_OBJECTS = 32  # in each picture of a made-up batch
 class Detect:
     """The task of `make_detector`'s models."""
 
-    name = "detect"
+    name, counts_hits = "detect", False
     eval_batch = EVAL_BATCH
 
     def __init__(

@@ -45,7 +45,7 @@ class Segment:
         pixel_counts: (K,) training pixels of each class; only training with data.balance=loss asks for them.
     """
 
-    name = "segment"
+    name, counts_hits = "segment", True
     score = "miou"
     eval_batch = EVAL_BATCH
 

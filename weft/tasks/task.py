@@ -38,6 +38,7 @@ class Task(Protocol):
     name: str  # classify, segment or detect
     classes: list[str]
     score: str  # the entry of `Meter.result` that decides which model is kept; more is better
+    counts_hits: bool  # whether an answer is right or wrong, so that training has an accuracy
     eval_batch: int  # pictures at once in validation, `weft eval` and `weft predict`
     augmentation: Any  # what the loader gives training pictures to
 
