@@ -8,6 +8,9 @@ from torch import nn
 settings.register_profile("weft", deadline=None)  # how long a case takes is the machine's affair
 settings.load_profile("weft")
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its kernels then run on the CPU
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one process per core; more threads would only wait for each other
 

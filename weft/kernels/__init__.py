@@ -1,0 +1,13 @@
+"""The fast paths. Every operation has a plain PyTorch twin that defines it, and on a GPU a Triton kernel that equals it.
+
+    <operation>.py        the twin, the operator `weft::<operation>` with its gradient, and the function models call
+    gpu/<operation>.py    the Triton kernels, imported only when one is launched
+    switch.py             whether kernels are used: WEFT_KERNELS=off, no CUDA or no Triton mean the twins
+    choose.py             which launch parameters, from a table of measurements
+
+Feature maps are (B, H, W, C). All kernels compute in float32 and store in the type of what comes in.
+"""
+
+from weft.kernels.switch import switched, usable
+
+__all__ = ["switched", "usable"]

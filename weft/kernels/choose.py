@@ -1,0 +1,73 @@
+"""Launch parameters from measurements: a table that comes with Weft, and one that `weft bench --kernels` makes here.
+
+Nothing is tried out while a user waits. A table has for each operation a list of rows: a shape, the launch parameters
+that were fastest for it, and how many times faster than the twin they were. A shape that no row has gets the parameters
+of the nearest row; a GPU that no table has gets the operation's own defaults.
+"""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.kernels.switch import interpreted
+
+Row = dict[str, Any]
+MEASURED = Path(__file__).parent / "measured.json"  # {gpu: {operation: [{"shape": {}, "launch": {}, "gain": 1.0}]}}
+
+
+def own_table() -> Path:
+    """Where this machine's measurements are kept."""
+    return Path(torch.hub.get_dir()).parent / "weft" / "kernels.json"
+
+
+@cache
+def _rows(gpu: str, operation: str) -> list[Row]:
+    rows: list[Row] = []
+    for path in (own_table(), MEASURED):
+        if path.is_file():
+            try:
+                rows += json.loads(path.read_text()).get(gpu, {}).get(operation, [])
+            except (OSError, ValueError):  # a broken table means no table
+                continue
+    return rows
+
+
+def _distance(a: Row, b: Row) -> float:
+    """How far two shapes are apart: numbers by their ratio, everything else must be equal."""
+    if a.keys() != b.keys():
+        return math.inf
+    total = 0.0
+    for key, value in a.items():
+        other = b[key]
+        if isinstance(value, int) and isinstance(other, int) and value > 0 and other > 0:
+            total += abs(math.log(value / other))
+        elif value != other:
+            return math.inf
+    return total
+
+
+@cache
+def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Row | None:
+    wanted = dict(shape)
+    rows = [(distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf]
+    return min(rows, key=lambda pair: pair[0])[1] if rows else None
+
+
+def gpu_name(device: torch.device) -> str:
+    return "interpreter" if interpreted() or device.type != "cuda" else torch.cuda.get_device_name(device)
+
+
+def launch_parameters(operation: str, device: torch.device, default: Row, **shape: int | str | bool) -> Row:
+    """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`."""
+    row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
+    return default if row is None else {**default, **row["launch"]}
+
+
+def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:
+    """False where measurements say that the twin is faster."""
+    row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
+    return row is None or row["gain"] >= 1.0

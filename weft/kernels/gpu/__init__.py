@@ -1,0 +1,1 @@
+"""Triton kernels. Nothing outside weft/kernels imports this package, and nothing imports it without a Triton."""

@@ -1,0 +1,41 @@
+"""Activations as one pass over memory."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.gpu.activations import KINDS, activate, slope
+
+BLOCK = 2048
+
+
+@triton.jit
+def _forward(x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + at, activate(value, KIND), mask=inside)
+
+
+@triton.jit
+def _backward(grad, x, grad_x, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    upstream = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(grad_x + at, upstream * slope(value, KIND), mask=inside)
+
+
+def forward(x: Tensor, kind: str) -> Tensor:
+    y = torch.empty_like(x)
+    if x.numel():
+        _forward[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), KINDS[kind], BLOCK, num_warps=4)
+    return y
+
+
+def backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+    grad_x = torch.empty_like(x)
+    if x.numel():
+        _backward[(triton.cdiv(x.numel(), BLOCK),)](grad, x, grad_x, x.numel(), KINDS[kind], BLOCK, num_warps=4)
+    return grad_x

@@ -1,0 +1,65 @@
+"""Whether the Triton kernels are used."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
+OLDEST_TRITON = (3, 2)
+
+_on = os.environ.get("WEFT_KERNELS", "on").lower() not in ("off", "0", "false", "no")
+
+
+@contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """Kernels on or off inside a `with`; WEFT_KERNELS=off turns them off for good."""
+    global _on
+    before, _on = _on, on
+    try:
+        yield
+    finally:
+        _on = before
+
+
+@cache
+def has_triton() -> bool:
+    """Whether a Triton is installed that can run the kernels. Nothing is imported where there is none."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        import triton
+    except Exception:  # a Triton for another machine fails in many ways, and each means: without
+        return False
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST_TRITON
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on CPU tensors: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _gpu_is_new_enough(index: int) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(index) >= OLDEST_GPU
+
+
+def usable(x: Tensor) -> bool:
+    """Whether kernels may be launched on `x`: switched on, a type they know, a GPU and a Triton they run on.
+
+    Never in an exported program, which must load where there is no Weft, nor in TorchScript.
+    """
+    if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+        return False
+    return has_triton() and _gpu_is_new_enough(x.device.index or 0)
+
+
+def amp_dtype(x: Tensor) -> torch.dtype:
+    """The type that a convolution would compute `x` in: autocast's, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
