@@ -7,6 +7,8 @@ of the nearest row; a GPU that no table has gets the operation's own defaults.
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,20 @@ MEASURED = Path(__file__).parent / "measured.json"  # {gpu: {operation: [{"shape
 def own_table() -> Path:
     """Where this machine's measurements are kept."""
     return Path(torch.hub.get_dir()).parent / "weft" / "kernels.json"
+
+
+_forced: Row = {}
+
+
+@contextmanager
+def forced(launch: Row) -> Iterator[None]:
+    """These launch parameters for every kernel inside a `with`, whatever was measured."""
+    global _forced
+    before, _forced = _forced, launch
+    try:
+        yield
+    finally:
+        _forced = before
 
 
 @cache
@@ -64,7 +80,7 @@ def gpu_name(device: torch.device) -> str:
 def launch_parameters(operation: str, device: torch.device, default: Row, **shape: int | str | bool) -> Row:
     """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`."""
     row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
-    return default if row is None else {**default, **row["launch"]}
+    return {**default, **(row["launch"] if row else {}), **_forced}
 
 
 def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:
