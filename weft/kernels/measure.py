@@ -205,14 +205,21 @@ def measure_into(table: Path, only: list[str] | None = None, seconds: float = CO
     return findings
 
 
+def why_not() -> str:
+    """Why nothing can be measured here; empty where it can."""
+    if not torch.cuda.is_available():
+        return "Kernels are measured on a GPU, and this machine has none; models can be: weft bench cvt_13"
+    return "" if has_triton() else "Kernels need Triton 3.2 or newer: pip install triton"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="beginnings of operations' names")
     parser.add_argument("--out", type=Path, help="the table to write; by default this machine's own")
     parser.add_argument("--seconds", type=float, default=COMPARE_SECONDS, help="for comparing, compilation included")
     args = parser.parse_args()
-    if not torch.cuda.is_available() or not has_triton():
-        parser.error("kernels are measured on a GPU with Triton, and there is none")
+    if why := why_not():
+        parser.error(why)
     measure_into(args.out or choose.own_table(), args.only, args.seconds)
 
 
