@@ -33,7 +33,7 @@ from weft.kernels.measure import measure_rates
 RESULTS = Path(__file__).parent / "results"
 PUBLISHED = "published code"  # its training step on an H200, measured when its environment was still at hand
 PUBLISHED_STEPS = {"vitae_tiny": 2650.0, "vitae_small": 965.0}  # pictures per second, eager
-PATIENCE = 280.0  # seconds for one process to build and compile
+PATIENCE = 400.0  # seconds for one process to build and compile
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Desk:
         rows = make_rows(contenders, times, {self.pair.ours: self.pair.peer})
         del contenders
         free()
-        return [{"part": part, **asdict(row)} for row in rows]
+        return [{"part": part, "batch": self.plan.settings(part).batch, **asdict(row)} for row in rows]
 
     def grow(self) -> list[dict[str, Any]]:
         rows = []
@@ -215,7 +215,7 @@ def run(plan: Plan, parts: Iterable[str], path: Path, open_desks: Callable[..., 
     try:
         if "rates" not in results and plan.device == "cuda":
             results["rates"] = asdict(measure_rates(torch.device("cuda")))
-        for together in (("eager", "train"), ("compiled", "train-compiled")):
+        for together in (("eager", "train"), ("compiled",), ("train-compiled",)):
             prepare_all(desks, {part: todo.get(part, []) for part in together})
             for part in together:
                 for pair in todo.get(part, []):
