@@ -52,8 +52,10 @@ def _gpu_is_new_enough(index: int) -> bool:
 def usable(x: Tensor) -> bool:
     """Whether kernels may be launched on `x`: switched on, a type they know, a GPU and a Triton they run on.
 
-    Never in an exported program, which must load where there is no Weft, nor in TorchScript.
+    Never in an exported program, which must load where there is no Weft, nor in TorchScript or torch.fx.
     """
+    if not isinstance(x, Tensor):  # torch.fx traces the twin
+        return False
     if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
         return False
     return has_triton() and _gpu_is_new_enough(x.device.index or 0)
