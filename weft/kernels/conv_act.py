@@ -1,4 +1,5 @@
 """Stub."""
+
 import torch.nn.functional as F
 
 from weft.kernels.activation import plain_activation

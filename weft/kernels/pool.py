@@ -1,4 +1,5 @@
 """Stub."""
+
 import torch.nn.functional as F
 
 

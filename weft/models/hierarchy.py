@@ -41,9 +41,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
         z, z_cls = norm_pair(x, cls, self.norm1.weight, self.norm1.bias, self.norm1.eps)
         y = self.attn(z, z_cls)
-        x, cls, z = add_norm_tokens(
-            x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps
-        )
+        x, cls, z = add_norm_tokens(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
 
 
