@@ -11,7 +11,6 @@ from weft.kernels.batch_norm import batch_norm_act
 from weft.kernels.conv_act import conv_act
 from weft.kernels.depthwise import depthwise
 from weft.kernels.qkv import qkv_depthwise
-from weft.kernels.qkv import qkv_depthwise
 from weft.kernels.stem import stem_conv
 
 DEPTHWISE_KERNELS = (3, 5, 7)
@@ -38,29 +37,7 @@ def conv_norm(
 
 
 def conv_qkv(x: Tensor, cls: Tensor | None, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Three depth-wise `ConvNorm`s of one map, of which the last two may have a stride: tokens, the class token first."""
-    branches = (q, k, v)
-    weights, biases = [b.conv.weight for b in branches], [b.conv.bias for b in branches]
-    stride = k.conv.stride[0]
-    if isinstance(q.bn, nn.Identity):
-        return qkv_depthwise(x, cls, weights, biases, None, None, stride)
-    if not q.bn.training:
-        scales, shifts = zip(*(affine(b.bn) for b in branches), strict=True)
-        return qkv_depthwise(x, cls, weights, biases, scales, shifts, stride)
-    raw = qkv_depthwise(x, None, weights, biases, None, None, stride)
-    height, width = x.shape[1:3]
-    grids = ((height, width), *[(-(-height // stride), -(-width // stride))] * 2)
-    maps = [norm_act(y.unflatten(1, grid), b.bn, "none") for y, grid, b in zip(raw, grids, branches, strict=True)]
-    q, k, v = (y.flatten(1, 2) if cls is None else torch.cat([cls, y.flatten(1, 2)], dim=1) for y in maps)
-    return q, k, v
-
-
-def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    return _convolve(x, conv, None, None, "none", "none")
-
-
-def conv_qkv(x: Tensor, cls: Tensor | None, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Three depth-wise `ConvNorm`s of one map, of which the last two may have a stride: tokens, the class token first."""
+    """Three depth-wise `ConvNorm`s of one map, the last two perhaps with a stride: tokens, the class token first."""
     branches = (q, k, v)
     weights, biases = [b.conv.weight for b in branches], [b.conv.bias for b in branches]
     stride = k.conv.stride[0]
@@ -91,7 +68,7 @@ def norm_act(x: Tensor, bn: nn.Module, act: str, residual: Tensor | None = None,
 
 
 def keep_factors(drop_path: Any, x: Tensor) -> Tensor | None:
-    """(B,) factors of timm's stochastic depth, 0 or 1 / (1 - rate), for a batch like `x`; None where nothing is dropped."""
+    """(B,) factors of timm's stochastic depth, 0 or 1 / (1 - rate); None where nothing is dropped."""
     rate = getattr(drop_path, "drop_prob", 0.0)
     if not rate or not drop_path.training:
         return None

@@ -348,7 +348,7 @@ class StochasticDepth(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor) -> Optional[Tensor]:
-        """What each picture's branch is multiplied by, (B,): 0 or 1 / (1 - drop_prob); None where nothing is dropped."""
+        """(B,) factors of the branch, 0 or 1 / (1 - drop_prob); None where nothing is dropped."""
         if self.drop_prob > 0 and self.training:
             return drop_path(x.new_ones(x.shape[0]), self.drop_prob, self.training)
         return None
