@@ -10,11 +10,11 @@ from torch import Tensor
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
-KINDS = ("none", "gelu", "silu", "quick_gelu", "relu")
+KINDS = ("gelu", "silu", "quick_gelu", "relu")
 
 
 def plain_activation(x: Tensor, kind: str) -> Tensor:
-    """The twin: the activation called `kind`."""
+    """The twin: the activation called `kind`; "none" leaves x as it is."""
     if kind == "gelu":
         return F.gelu(x)
     if kind == "silu":
@@ -71,11 +71,11 @@ activation_forward = define(
 
 @register_notrace_function
 def activation(x: Tensor, kind: str) -> Tensor:
-    """The activation called `kind` of a tensor of any shape."""
+    """The activation called `kind`, or "none", of a tensor of any shape."""
     if torch.jit.is_scripting():
         return plain_activation(x, kind)
     else:  # not compiled by TorchScript
         # Compilers fuse it with what stands around it, which an operator of its own would prevent.
-        if torch.compiler.is_compiling() or not usable(x):
+        if kind == "none" or torch.compiler.is_compiling() or not usable(x):
             return plain_activation(x, kind)
         return activation_forward(x.to(amp_dtype(x)), kind)
