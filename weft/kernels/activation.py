@@ -9,11 +9,11 @@ from torch import Tensor
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
-KINDS = ("none", "gelu", "silu", "quick_gelu", "relu")
+KINDS = ("gelu", "silu", "quick_gelu", "relu")
 
 
 def plain_activation(x: Tensor, kind: str) -> Tensor:
-    """The twin: the activation called `kind`."""
+    """The twin: the activation called `kind`; "none" leaves x as it is."""
     if kind == "gelu":
         return F.gelu(x)
     if kind == "silu":
@@ -69,7 +69,7 @@ activation_forward = define(
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
-    """The activation called `kind` of a tensor of any shape."""
+    """The activation called `kind`, or "none", of a tensor of any shape."""
     if torch.jit.is_scripting():
         return plain_activation(x, kind)
     else:  # not compiled by TorchScript
