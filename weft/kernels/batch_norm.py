@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.activation import plain_activation
@@ -205,7 +204,6 @@ batch_norm_act_forward = define(
 # What models call -----------------------------------------------------------------------------------------------
 
 
-@register_notrace_function
 def batch_norm_act(
     x: Tensor,
     weight: Tensor,
@@ -291,7 +289,9 @@ def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case
     if step:
         candidates = [dict(c, per_processor=16 // c["num_warps"], stages=1) for c in candidates]
         candidates += [dict(elements=2048, width=128, num_warps=4, per_processor=8, stages=1)]
-        candidates += [dict(elements=2048, width=w, num_warps=4, per_processor=4, stages=s) for w in (64, 256) for s in (2, 3)]
+        candidates += [
+            dict(elements=2048, width=w, num_warps=4, per_processor=4, stages=s) for w in (64, 256) for s in (2, 3)
+        ]
     return Case(
         operation=f"batch_norm{step}",
         shape=shape,

@@ -60,11 +60,10 @@ def norm_act(x: Tensor, bn: nn.Module, act: str, residual: Tensor | None = None,
         y = bn(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         y = y if keep is None else y * keep.view(-1, 1, 1, 1)
         return activation(y if residual is None else residual + y, act)
-    if bn.training:
-        bn.num_batches_tracked.add_(1)
     return batch_norm_act(
-        x, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, bn.momentum, bn.eps, act, residual, keep
-    )
+        x, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, bn.momentum, bn.eps, act, residual, keep,
+        bn.num_batches_tracked,
+    )  # fmt: skip
 
 
 def keep_factors(drop_path: Any, x: Tensor) -> Tensor | None:

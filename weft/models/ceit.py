@@ -27,7 +27,8 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.residual import add_branch, add_norm_pair, norm_tokens
+from weft.kernels.layer_norm import residual_norm, residual_norm_apart
+from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
     ConvNorm,
@@ -127,10 +128,10 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.attn(norm_tokens(x, cls, self.norm1.weight, self.norm1.bias, self.norm1.eps))  # (B, 1 + H*W, C)
-        x, new_cls, z, z_cls = add_norm_pair(
-            x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps
-        )
+        norm1, norm2 = self.norm1, self.norm2
+        x, _, z = residual_norm(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)  # (B, 1 + H*W, C)
+        y = self.attn(z)
+        x, new_cls, z, z_cls = residual_norm_apart(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
         y, y_cls = self.leff(z, present(z_cls))
         x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
         return x, present(new_cls)

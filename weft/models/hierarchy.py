@@ -12,7 +12,8 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive
-from weft.kernels.residual import add_branch, add_norm_tokens, norm_pair
+from weft.kernels.layer_norm import residual_norm, residual_norm_apart
+from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
 from weft.models.layers import GELU, LayerNorm, PositionEmbedding, StochasticDepth, fix_size, image_to_map
 
@@ -39,9 +40,10 @@ class TransformerBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        z, z_cls = norm_pair(x, cls, self.norm1.weight, self.norm1.bias, self.norm1.eps)
+        norm1, norm2 = self.norm1, self.norm2
+        x, cls, z, z_cls = residual_norm_apart(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)
         y = self.attn(z, z_cls)
-        x, cls, z = add_norm_tokens(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
         return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
 
 
@@ -61,7 +63,8 @@ class MapBlock(nn.Module):
 
     def forward_residuals(self, x: Tensor) -> Tensor:
         y = self.attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
-        x, _, z = add_norm_tokens(x, None, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        norm2 = self.norm2
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
 
