@@ -36,6 +36,10 @@ def conv_norm(
     return _convolve(x, conv, scale, shift, act_in, act, residual)
 
 
+def convolve(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    return _convolve(x, conv, None, None, "none", "none")
+
+
 def conv_qkv(x: Tensor, cls: Tensor | None, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Three depth-wise `ConvNorm`s of one map, the last two perhaps with a stride: tokens, the class token first."""
     branches = (q, k, v)
