@@ -106,3 +106,23 @@ def test_batch_norm(act, training, dtype, batch, height, channels, has_residual,
 
     check_values(kernel, twin, x, residual, weight, bias)
     check_gradients(kernel, twin, x, residual, weight, bias)
+
+
+def test_norms_are_operators() -> None:
+    x, y, cls = random(2, 3, 2, 8), random(2, 7, 8), random(2, 1, 8)
+    weight, bias, keep = random(8), random(8, seed=1), random(2)
+    for tensor in (x, y, cls, weight, bias):
+        tensor.requires_grad_()
+    for joined in (True, False):
+        args = (x, cls, y, keep, weight, bias, 1e-5, torch.bfloat16, joined)
+        torch.library.opcheck(torch.ops.weft.residual_norm.default, args)
+    torch.library.opcheck(
+        torch.ops.weft.residual_norm.default, (x, None, None, None, weight, bias, 1e-5, torch.float32, True)
+    )
+    mean, var = random(8), random(8).abs() + 1
+    torch.library.opcheck(
+        torch.ops.weft.batch_norm_statistics.default, (x.detach(), mean, var, torch.tensor(1, device=x.device), 0.1)
+    )
+    for act in ("none", "gelu"):
+        args = (x, mean, var, weight, bias, random(2, 3, 2, 8, seed=2).requires_grad_(), keep, 1e-5, act, True)
+        torch.library.opcheck(torch.ops.weft.batch_norm_act.default, args)

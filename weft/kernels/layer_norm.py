@@ -191,11 +191,15 @@ def _backward(
     tokens = (batch, height * width + (cls is not None), channels)
     if grad is None:
         grad = x.new_zeros(tokens if ctx.joined else x.shape)
-    if cls is not None and not ctx.joined and grad_cls is None:
+    if cls is None or ctx.joined:
+        grad_cls = None
+    elif grad_cls is None:
         grad_cls = torch.zeros_like(cls)
-    if cls is not None and (grad_sum is None) != (grad_sum_cls is None):
+    if ctx.y_dtype is None or (grad_sum is None and grad_sum_cls is None):
+        grad_sum = grad_sum_cls = None
+    else:
         grad_sum = torch.zeros_like(x) if grad_sum is None else grad_sum
-        grad_sum_cls = torch.zeros_like(cls) if grad_sum_cls is None else grad_sum_cls
+        grad_sum_cls = None if cls is None else torch.zeros_like(cls) if grad_sum_cls is None else grad_sum_cls
     same = cls is None and keep is None and ctx.x_dtype == ctx.y_dtype  # one gradient for x and y
     grad_x, grad_x_cls, grad_y, parameters = residual_norm_backward(
         grad, grad_cls, grad_sum, grad_sum_cls, x, cls, keep, weight, ctx.eps, ctx.x_dtype,
