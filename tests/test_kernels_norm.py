@@ -49,7 +49,9 @@ def test_residual_norm(joined, dtype, batch, height, channels, has_cls, has_y, h
     check_values(run, twin, x, cls, y, keep, weight, bias, factor=2)
 
     def fixed(function):  # keep has no gradient
-        return lambda x, cls, y, weight, bias: function(x, cls, y, None if keep is None else keep.to(x.dtype), weight, bias)
+        return lambda x, cls, y, weight, bias: function(
+            x, cls, y, None if keep is None else keep.to(x.dtype), weight, bias
+        )
 
     check_gradients(fixed(run), fixed(twin), x, cls, y, weight, bias)
 

@@ -1,4 +1,4 @@
-"""BatchNorm with what follows it, y = act(keep * bn(x) + residual), as two passes forward (one in inference) and two back.
+"""BatchNorm with what follows it, y = act(keep * bn(x) + residual): two passes (in inference one), and two back.
 
 Torch needs four kernels for BatchNorm alone, and one more for each of the others.
 """
@@ -117,8 +117,9 @@ def _launch(
 
 def _gradients(x: Tensor, residual: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     """Room for the gradients of x and, unless it is what comes in, of the residual."""
-    needed = residual is not None and act != "none"
-    return x.new_empty(x.shape), residual.new_empty(residual.shape) if needed else x.new_empty(0)
+    if residual is None or act == "none":
+        return x.new_empty(x.shape), x.new_empty(0)
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
 
 
 def _plain_backward(
@@ -291,7 +292,9 @@ def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case
     if step:
         candidates = [dict(c, per_processor=16 // c["num_warps"], stages=1) for c in candidates]
         candidates += [dict(elements=2048, width=128, num_warps=4, per_processor=8, stages=1)]
-        candidates += [dict(elements=2048, width=w, num_warps=4, per_processor=4, stages=s) for w in (64, 256) for s in (2, 3)]
+        candidates += [
+            dict(elements=2048, width=w, num_warps=4, per_processor=4, stages=s) for w in (64, 256) for s in (2, 3)
+        ]
     return Case(
         operation=f"batch_norm{step}",
         shape=shape,
