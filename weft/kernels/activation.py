@@ -1,4 +1,4 @@
-"""GELU, SiLU, QuickGELU and ReLU as one pass over memory. Torch's GELU waits for arithmetic, its QuickGELU is three passes."""
+"""GELU, SiLU, QuickGELU and ReLU as one pass. Torch's GELU waits for arithmetic, and its QuickGELU is three passes."""
 
 from typing import Any
 

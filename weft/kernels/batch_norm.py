@@ -1,4 +1,4 @@
-"""BatchNorm with what follows it, y = act(keep * bn(x) + residual), as two passes forward (one in inference) and two back.
+"""BatchNorm with what follows it, y = act(keep * bn(x) + residual): two passes (in inference one), and two back.
 
 Torch needs four kernels for BatchNorm alone, and one more for each of the others.
 """
@@ -116,8 +116,9 @@ def _launch(
 
 def _gradients(x: Tensor, residual: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     """Room for the gradients of x and, unless it is what comes in, of the residual."""
-    needed = residual is not None and act != "none"
-    return x.new_empty(x.shape), residual.new_empty(residual.shape) if needed else x.new_empty(0)
+    if residual is None or act == "none":
+        return x.new_empty(x.shape), x.new_empty(0)
+    return x.new_empty(x.shape), residual.new_empty(residual.shape)
 
 
 def _plain_backward(

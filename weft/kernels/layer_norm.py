@@ -1,7 +1,7 @@
 """LayerNorm, together with the residual sum before it and the joining of map and class token behind it, as one pass.
 
-Torch's LayerNorm is several times off the limit of the memory, under autocast it works in float32 with conversions before
-and behind, and sum, stochastic depth and joining are passes of their own.
+Torch's LayerNorm is several times off the limit of the memory and, under autocast, works in float32 with conversions
+before and behind; sum, stochastic depth and joining would be passes of their own.
 """
 
 from typing import Any, Optional
@@ -64,20 +64,23 @@ def plain_residual_norm_apart(
 # there is none behind it.
 
 
+def _tokens(x: Tensor, cls: Tensor | None) -> tuple[int, int, int]:
+    """The shape of a map and its class token as tokens."""
+    batch, height, width, channels = x.shape
+    return batch, height * width + (0 if cls is None else 1), channels
+
+
 def _outputs(
     x: Tensor, cls: Tensor | None, y: Tensor | None, dtype: torch.dtype, joined: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for the sum, its class token, what is normalised (tokens if `joined`) and its class token."""
-    batch, height, width, channels = x.shape
-    apart = cls is not None and not joined
     total = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
-    cls_shape = (batch, 1, channels)
-    shape = (batch, height * width + (cls is not None), channels) if joined else x.shape
+    cls_shape = (x.shape[0], 1, x.shape[3])
     return (
-        x.new_empty(x.shape if y is not None else 0, dtype=total),
-        x.new_empty(cls_shape if y is not None and cls is not None else 0, dtype=total),
-        x.new_empty(shape, dtype=dtype),
-        x.new_empty(cls_shape if apart else 0, dtype=dtype),
+        x.new_empty(0 if y is None else x.shape, dtype=total),
+        x.new_empty(0 if y is None or cls is None else cls_shape, dtype=total),
+        x.new_empty(_tokens(x, cls) if joined else x.shape, dtype=dtype),
+        x.new_empty(0 if joined or cls is None else cls_shape, dtype=dtype),
     )
 
 
@@ -119,12 +122,10 @@ def _gradients(
     x: Tensor, cls: Tensor | None, x_dtype: torch.dtype, y_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the gradients of x, of the class token and of the tokens y."""
-    batch, height, width, channels = x.shape
-    tokens = (batch, height * width + (cls is not None), channels)
     return (
         x.new_empty(x.shape, dtype=x_dtype),
-        x.new_empty(0 if cls is None else (batch, 1, channels), dtype=x_dtype),
-        x.new_empty(0 if y_dtype is None else tokens, dtype=y_dtype),
+        x.new_empty(0 if cls is None else cls.shape, dtype=x_dtype),
+        x.new_empty(0 if y_dtype is None else _tokens(x, cls), dtype=y_dtype),
     )
 
 
@@ -134,11 +135,16 @@ def _plain_backward(
     x_dtype: torch.dtype, y_dtype: torch.dtype | None, joined: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     with torch.enable_grad():
-        inputs = [x, weight, torch.zeros_like(weight)] + ([] if cls is None else [cls])
-        inputs = [value.detach().requires_grad_() for value in inputs]
-        outputs = _plain_normed(inputs[0], inputs[3] if cls is not None else None, *inputs[1:3], eps, joined)
-        pairs = [(out, up.to(out.dtype)) for out, up in zip(outputs, (grad, grad_cls), strict=True) if out is not None]
-        found = torch.autograd.grad([out for out, _ in pairs], inputs, [up for _, up in pairs])
+        leaves = [value.detach().requires_grad_() for value in (x, weight, torch.zeros_like(weight))]
+        leaves += [] if cls is None else [cls.detach().requires_grad_()]
+        x, weight, bias, *rest = leaves
+        outputs = _plain_normed(x, rest[0] if rest else None, weight, bias, eps, joined)
+        pairs = [
+            (out, up.to(out.dtype))
+            for out, up in zip(outputs, (grad, grad_cls), strict=True)
+            if out is not None and up is not None
+        ]
+        found = torch.autograd.grad([out for out, _ in pairs], leaves, [up for _, up in pairs])
     grad_x = found[0] if grad_sum is None else found[0] + grad_sum
     rooms = _gradients(x, cls, x_dtype, y_dtype)
     rooms[0].copy_(grad_x)
@@ -187,10 +193,8 @@ def _backward(
     ctx: Any, grad_sum: Tensor | None, grad_sum_cls: Tensor | None, grad: Tensor | None, grad_cls: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     x, cls, keep, weight = ctx.saved_tensors
-    batch, height, width, channels = x.shape
-    tokens = (batch, height * width + (cls is not None), channels)
     if grad is None:
-        grad = x.new_zeros(tokens if ctx.joined else x.shape)
+        grad = x.new_zeros(_tokens(x, cls) if ctx.joined else x.shape)
     if cls is None or ctx.joined:
         grad_cls = None
     elif grad_cls is None:
@@ -209,7 +213,7 @@ def _backward(
     if ctx.y_dtype is None:
         grad_y = None
     elif same:
-        grad_y = grad_x.view(tokens)
+        grad_y = grad_x.view(_tokens(x, cls))
     return grad_x, None if cls is None else grad_x_cls, grad_y, None, grad_weight, grad_bias, None, None, None
 
 

@@ -1,8 +1,10 @@
-"""BatchNorm on rows of C channels: statistics in one pass, act(keep * bn(x) + residual) in another; two passes backward.
+"""BatchNorm on rows of C channels: statistics in one pass, act(keep * bn(x) + residual) in another; two passes back.
 
 A program has a block of channels and a share of the rows, every `programs`-th tile of them. What it finds about its
 share goes to a table with a line per program, from which a small kernel or a sum makes the whole.
 """
+
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import torch
 import triton
@@ -77,7 +79,7 @@ def _merge(
         before = tl.load(running_var + channel, mask=inside, other=0.0).to(tl.float32)
         unbiased = found * (rows / (rows - 1.0))
         tl.store(running_var + channel, before + momentum * (unbiased - before), mask=inside)
-    if COUNTED:
+    if COUNTED:  # noqa: SIM102  known when it is compiled
         if tl.program_id(0) == 0:
             tl.store(batches, tl.load(batches) + 1)
 

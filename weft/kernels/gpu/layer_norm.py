@@ -1,8 +1,10 @@
 """LayerNorm over the channels, with the residual sum before it, as one pass over memory.
 
-The kernels see rows of C channels. The programs below `map_programs` work on the rows of the map, those behind it on the
+The kernels see rows of C channels. The programs below `map_programs` work on the rows of the map, those behind on the
 class tokens, as if they were a map of one position. Tokens are both in one tensor, the class token first.
 """
+
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 import torch
 import triton
@@ -40,7 +42,7 @@ def _forward(
     program = tl.program_id(0)
     token_rows = positions + HAS_CLS
     token = positions * 0 + HAS_CLS  # the first of the picture's tokens that is at hand
-    if HAS_CLS:
+    if HAS_CLS:  # noqa: SIM102  known when it is compiled
         if program >= map_programs:
             program -= map_programs
             x, sum_x, x_rows, positions, token = cls, sum_cls, cls_rows, positions * 0 + 1, token * 0
@@ -81,7 +83,7 @@ def _backward(
     partial += program * 2 * C
     token_rows = positions + HAS_CLS
     token = positions * 0 + HAS_CLS
-    if HAS_CLS:
+    if HAS_CLS:  # noqa: SIM102  known when it is compiled
         if program >= map_programs:
             program -= map_programs
             programs = tl.num_programs(0) - map_programs
@@ -145,12 +147,11 @@ def forward(
     rows = max(1, launch["elements"] // width)
     map_programs = triton.cdiv(pictures * positions, rows)
     programs = map_programs + (0 if cls is None else triton.cdiv(pictures, rows))
-    x = _in_place(x)
-    first = x if cls is None else _in_place(cls)
-    sum_x, sum_cls, normed, normed_cls = outputs
+    x, first = _in_place(x), cls if cls is None else _in_place(cls)
     _forward[(programs,)](
-        x, first, x if y is None else y.contiguous(), x if keep is None else keep, weight, bias,
-        sum_x, sum_cls, normed, normed_cls, x.stride(0) // channels, first.stride(0) // channels, pictures, positions, map_programs, eps,
+        x, first, None if y is None else y.contiguous(), keep, weight, bias, *outputs,
+        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
+        pictures, positions, map_programs, eps,
         channels, y is not None, keep is not None, cls is not None, joined, rows, width,
         num_warps=launch["num_warps"],
     )  # fmt: skip
@@ -172,15 +173,13 @@ def backward(
     most = launch["per_processor"] * processors(x.device)
     map_programs = min(triton.cdiv(pictures * positions, rows), most)
     programs = map_programs + (0 if cls is None else min(triton.cdiv(pictures, rows), most))
-    x, grad = _in_place(x), grad.contiguous()
-    first = x if cls is None else _in_place(cls)
+    x, first = _in_place(x), cls if cls is None else _in_place(cls)
+    grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
     partial = torch.empty(programs, 2, channels, device=x.device)
-    grad_x, grad_x_cls, grad_y = outputs
     _backward[(programs,)](
-        grad, grad if grad_cls is None else grad_cls.contiguous(),
-        grad if grad_sum is None else grad_sum.contiguous(), grad if grad_sum_cls is None else grad_sum_cls.contiguous(),
-        x, first, x if keep is None else keep, weight, grad_x, grad_x_cls, grad_y, partial,
-        x.stride(0) // channels, first.stride(0) // channels, pictures, positions, map_programs, eps,
+        *grads, x, first, keep, weight, *outputs, partial,
+        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
+        pictures, positions, map_programs, eps,
         channels, grad_sum is not None, has_y, keep is not None, cls is not None, joined, rows, width,
         launch["stages"], num_warps=launch["num_warps"],
     )  # fmt: skip
