@@ -45,7 +45,7 @@ def test_any_size(
         check(x, weight, random(groups * outer), groups, act)
 
 
-@pytest.mark.parametrize("inner, outer", [(4, 12), (12, 4)])
+@pytest.mark.parametrize(("inner", "outer"), [(4, 12), (12, 4)])
 def test_windows_of_several_chunks(inner: int, outer: int) -> None:
     x, weight = random(1, 5, 7, 6 * inner), random(6 * outer, inner, 3, 3) / inner
     with forced(SMALL):

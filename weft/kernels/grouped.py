@@ -3,6 +3,7 @@
 The library pads the groups, changes the layout in front of and behind itself, and adds the bias in a pass of its own.
 """
 
+from itertools import pairwise
 from typing import Any, Optional
 
 import torch
@@ -80,7 +81,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, No
 
 
 grouped_conv_backward = define(
-    "grouped_conv_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, int groups, str act) -> (Tensor, Tensor)",
+    "grouped_conv_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, int groups, str act)"
+    " -> (Tensor, Tensor)",
     plain_backward,
     _launch_backward,
     _fake_backward,
@@ -132,7 +134,7 @@ def cases() -> list[Case]:
     ]
     result: list[Case] = []
     for groups, widths in ((64, (256, 512, 256, 256)), (96, (384, 1152, 384, 384))):
-        for in_chs, out_chs in zip(widths[:-1], widths[1:], strict=True):
+        for in_chs, out_chs in pairwise(widths):
             result.append(_case("grouped_conv", 256, in_chs, out_chs, groups, tiles))
             result.append(_case("grouped_conv", 128, in_chs, out_chs, groups, tiles))
             result.append(_case("grouped_conv_weight", 128, in_chs, out_chs, groups, weight_tiles))

@@ -50,10 +50,7 @@ def _pack(
     block = row // (CHUNKS * CHUNK * 9)
     c = _first(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + row % (CHUNKS * CHUNK)
     o = block * BLOCK + at % BLOCK
-    if TRANSPOSED:
-        source = (c * OUT + o % OUT) * 9 + 8 - tap
-    else:
-        source = (o * IN + c % IN) * 9 + tap
+    source = (c * OUT + o % OUT) * 9 + 8 - tap if TRANSPOSED else (o * IN + c % IN) * 9 + tap
     value = tl.load(weight + source, mask=(c // IN == o // OUT) & (o < C_OUT), other=0.0)
     tl.store(packed + at, value, mask=at < size)
 
