@@ -2,7 +2,7 @@
 
 Torch has cudnn convolve and then goes over the map for the bias in a slow kernel, again for the shortcut and again for
 the activation. Here a 1x1 convolution is a matrix product that does all of it as it writes, and any other convolution
-is followed by one pass. Which way is the fastest differs from layer to layer, and is a launch parameter like tile sizes:
+is followed by one pass. Which way is fastest differs from layer to layer, so it is a launch parameter like tile sizes:
 
     "linear"     cublas, with the bias and a ReLU as it writes; 1x1 convolutions without a shortcut
     "library"    cudnn, then one pass in place for everything else
@@ -72,8 +72,8 @@ def output_size(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]
 
 
 conv_act_forward = define(
-    "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] stride, int[] padding, int groups, str act)"
-    " -> Tensor",
+    "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual,"
+    " int[] stride, int[] padding, int groups, str act) -> Tensor",
     plain_conv_act,
     _launch,
     _fake,
@@ -138,7 +138,7 @@ def _case(
     small = -(-side // stride)
     rows = batch * small * small
     fast = kernel == 1 and stride == 1 and not shortcut and act in ("none", "relu")
-    tiles = [(128, 64, 32, 4, 4), (128, 128, 32, 8, 3), (128, 128, 64, 8, 3), (256, 64, 32, 8, 3), (64, 256, 32, 8, 3)]
+    tiles = [(128, 64, 64, 4, 3), (128, 64, 32, 4, 4), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (128, 256, 64, 8, 3)]
     candidates: list[dict[str, int | str]] = [{"how": "linear"}] if fast else [{"how": "library"}]
     candidates += [
         {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}

@@ -166,7 +166,8 @@ def _kernel(
     grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(features, tile["BLOCK_N"]),)
     _convolve[grid](
         x, weight, bias, residual, y, rows, in_height, in_width, *size, channels, features,
-        KERNEL=kernel, STRIDE=stride, PADDING=padding, KIND=KINDS[act], HAS_BIAS=True, HAS_RESIDUAL=residual is not None,
-        EVEN=channels % tile["BLOCK_K"] == 0, TYPE=tl.float32 if interpreted() else TYPES[x.dtype], **tile,
+        KERNEL=kernel, STRIDE=stride, PADDING=padding, KIND=KINDS[act],
+        HAS_BIAS=True, HAS_RESIDUAL=residual is not None, EVEN=channels % tile["BLOCK_K"] == 0,
+        TYPE=tl.float32 if interpreted() else TYPES[x.dtype], **tile,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2)
