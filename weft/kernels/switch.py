@@ -54,10 +54,6 @@ def usable(x: Tensor) -> bool:
 
     Never in an exported program, which must load where there is no Weft, nor in TorchScript or torch.fx.
     """
-<<<<<<< HEAD
-    if not isinstance(x, Tensor):  # torch.fx traces the twin
-        return False
-=======
     if torch.jit.is_scripting():
         return False
     else:  # not compiled by TorchScript
@@ -65,7 +61,6 @@ def usable(x: Tensor) -> bool:
 
 
 def _usable(x: Tensor) -> bool:
->>>>>>> bb9cdc88ac11367ae2b87d27d71974abf908a51d
     if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
         return False
     return has_triton() and _gpu_is_new_enough(x.device.index or 0)
