@@ -1,4 +1,4 @@
-"""Launching kernels with little delay: in eager mode a model launches hundreds, and the GPU must not wait for Python."""
+"""Launching kernels quickly: in eager mode a model launches hundreds, and the GPU should not wait for Python."""
 
 from typing import Any
 
