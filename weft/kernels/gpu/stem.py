@@ -72,7 +72,7 @@ def _patches(
     x, top, left, start, height, row, FIRST: tl.constexpr,
     DILATION: tl.constexpr, SPAN: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Columns FIRST to FIRST + BLOCK_K of the left matrix, zeros where the kernel hangs over the edge of the picture."""
+    """Columns FIRST to FIRST + BLOCK_K of the left matrix, zeros where the kernel hangs over the edge."""
     y: tl.constexpr = FIRST // SPAN * DILATION
     k = FIRST % SPAN + tl.arange(0, BLOCK_K)[None, :]
     # As unsigned numbers those below zero are large.
@@ -147,7 +147,7 @@ def _weight_gradient(
     member = n // OUT
     column = member * out_channels + n % OUT
     totals = ()
-    for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
+    for _ in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
         totals = totals + (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),)
     bias = tl.zeros((BLOCK_N,), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
