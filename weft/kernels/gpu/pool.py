@@ -20,13 +20,14 @@ def _forward(
     top = line % rows_out * STRIDE - 1
     start = (((line // rows_out).to(tl.int64) * height + top) * width + left) * channels
     written = (position < positions)[:, None] & (channel < channels)[None, :]
-    best = tl.full((BLOCK, BLOCK_C), float("-inf"), x.dtype.element_ty)
+    best = tl.full((BLOCK, BLOCK_C), float("-inf"), tl.float32)
     values, insides = (), ()
     for tap in tl.static_range(9):
         row, column = top + tap // 3, left + tap % 3
         inside = (row.to(tl.uint32) < height) & (column.to(tl.uint32) < width)  # unsigned, -1 is large
         at = start + (tap // 3 * width + tap % 3) * channels
         value = tl.load(x + at[:, None] + channel[None, :], mask=inside[:, None] & written, other=float("-inf"))
+        value = value.to(tl.float32)
         best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
         values, insides = values + (value,), insides + (inside,)
     at = (position.to(tl.int64) * channels)[:, None] + channel[None, :]
