@@ -8,7 +8,7 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.kernels.case import Case
+from weft.kernels.case import Case, Shape
 from weft.kernels.depthwise import KERNELS, plain_depthwise, tiles
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
@@ -42,12 +42,13 @@ def plain_qkv(
 
 
 def _threes(parameters: Sequence[Any]) -> list[Any]:
-    """Weights, biases, scales and shifts from one row; None where there are none."""
-    return [None if parameters[i] is None else list(parameters[i : i + 3]) for i in range(0, len(parameters), 3)]
+    """Weights, biases, scales and shifts from one row of twelve; None where there are none."""
+    return [None if parameters[i] is None else list(parameters[i : i + 3]) for i in (0, 3, 6, 9)]
 
 
 def _plain(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
-    q, k, v = plain_qkv(x, cls, *_threes(rest[:-1]), rest[-1])
+    weights, biases, scales, shifts = _threes(rest[:-1])
+    q, k, v = plain_qkv(x, cls, weights, biases, scales, shifts, rest[-1])
     return q.contiguous(), k.contiguous(), v.contiguous()
 
 
@@ -65,7 +66,7 @@ def _plain_backward(
         outputs = plain_qkv(x, None, weights, None, None, None, stride)
         grads = (grad_q, grad_k, grad_v)
         grad_x, *grad_weights = torch.autograd.grad(outputs, (x, *weights), [grad[:, first:] for grad in grads])
-    grad_cls = sum(grad[:, :1] for grad in grads) if has_cls else x.new_empty(0)
+    grad_cls = grad_q[:, :1] + grad_k[:, :1] + grad_v[:, :1] if has_cls else x.new_empty(0)
     grad_bias = wq.new_empty(3, 0)
     if bias is not None:
         grad_bias = torch.stack([grad[:, first:].sum((0, 1)) for grad in grads]).to(bias.dtype)
@@ -205,7 +206,7 @@ def _backward_inputs(batch: int, side: int, channels: int, has_cls: bool, stride
 def cases() -> list[Case]:
     made = []
     for side, channels, stride, has_cls in SHAPES:
-        shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
+        shape: Shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
         area, reduced = side * side * channels * 2, side * side * channels * 2 // stride**2
         made.append(
             Case(

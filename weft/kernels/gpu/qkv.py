@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Three depth-wise convolutions of one map, which is read once: queries at stride 1, keys and values at stride STRIDE.
 
 Tiles are those of depthwise.py: ROWS x COLS keys and values, and the STRIDE times as many queries in each direction
