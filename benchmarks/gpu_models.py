@@ -209,7 +209,9 @@ def run(plan: Plan, parts: Iterable[str], path: Path, open_desks: Callable[..., 
     desks = (open_desks or start)(pairs, plan)
 
     def save(section: str, rows: list[dict[str, Any]] | None) -> None:
-        results.setdefault(section, []).extend(rows or [])
+        again = {(row.get("part"), row["model"]) for row in rows or []}
+        kept = [row for row in results.get(section, []) if (row.get("part"), row["model"]) not in again]
+        results[section] = kept + (rows or [])
         write_text(path, json.dumps(results, indent=1) + "\n")
 
     try:
