@@ -252,6 +252,14 @@ def prepare_all(desks: dict[str, Any], todo: dict[str, list[Pair]]) -> None:
         print(f"prepared {', '.join(todo)} in {time.monotonic() - begin:.0f} s", flush=True)
 
 
+def newest() -> Path:
+    """The file that was written last."""
+    files = sorted(RESULTS.glob("gpu_models-*.json"))
+    if not files:
+        raise SystemExit("There are no results yet: run benchmarks/gpu_models.py on a GPU.")
+    return files[-1]
+
+
 def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else facts()
 

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/speed*.svg from what gpu_models.py wrote: ratios and goals, growth, training curves.
+"""Draws docs/pictures/speed*.png from what gpu_models.py wrote: ratios and goals, growth, training curves.
 
 python benchmarks/plot_speed.py [FILE]              by default the newest of benchmarks/results
 """
@@ -13,15 +13,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from curves import smooth
-from gpu_models import PUBLISHED, RESULTS, WORDS, table
+from gpu_models import PUBLISHED, WORDS, newest, table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 OURS, THEIRS, GOAL = "#1f77b4", "#7f7f7f", "#d62728"
 STYLE = {
-    "svg.hashsalt": "weft",  # the same numbers give the same file
-    "svg.fonttype": "none",
+    "savefig.dpi": 110,
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -30,13 +29,6 @@ STYLE = {
     "axes.axisbelow": True,
     "figure.constrained_layout.use": True,
 }
-
-
-def newest() -> Path:
-    files = sorted(RESULTS.glob("gpu_models-*.json"))
-    if not files:
-        raise SystemExit("There are no results yet: run benchmarks/gpu_models.py on a GPU.")
-    return files[-1]
 
 
 def ratios(results: dict[str, Any]) -> Figure:
@@ -118,8 +110,8 @@ def main() -> None:
     with matplotlib.rc_context(STYLE):
         for section, (name, draw) in wanted.items():
             if results.get(section):
-                path = args.out / f"{name}.svg"
-                draw(results).savefig(path, metadata={"Date": None, "Creator": None})
+                path = args.out / f"{name}.png"
+                draw(results).savefig(path, metadata={"Software": None})
                 print(f"Wrote {path}")
 
 

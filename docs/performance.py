@@ -14,8 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_models import PUBLISHED, WORDS, Line, table  # noqa: E402
-from plot_speed import newest  # noqa: E402
+from gpu_models import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
 
 from weft.kernels.choose import MEASURED  # noqa: E402
 
@@ -62,6 +61,7 @@ def speed(results: dict[str, Any]) -> Iterator[str]:
         ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
         return f"{line.ours:,.0f} / {line.peer:,.0f} = {ratio}{goal}"
 
+    yield from picture("How many times as fast as the peer", "speed.png")
     rows = (
         [
             f"`{pair.ours}`",
@@ -71,6 +71,17 @@ def speed(results: dict[str, Any]) -> Iterator[str]:
         for pair, lines in by_pair(results).items()
     )
     yield from markdown(["model", "peer", *WORDS.values()], rows)
+
+
+def growth(results: dict[str, Any]) -> Iterator[str]:
+    yield from picture("Pictures per second over batch and size", "speed-growth.png")
+
+
+def picture(title: str, name: str) -> Iterator[str]:
+    """One that benchmarks/plot_speed.py drew."""
+    if (PAGE.parent / "pictures" / name).exists():
+        yield f"![{title}](pictures/{name})"
+        yield ""
 
 
 def memory(results: dict[str, Any]) -> Iterator[str]:
@@ -129,6 +140,7 @@ def kernels(results: dict[str, Any]) -> Iterator[str]:
 
 
 def curves(results: dict[str, Any]) -> Iterator[str]:
+    yield from picture("Losses with kernels and without", "speed-curves.png")
     rows = (
         [f"`{name}`", f"{curve['kernels_off_by']:.4f}", f"{curve['rounding_off_by']:.4f}"]
         for name, curve in results.get("curves", {}).items()
@@ -139,6 +151,7 @@ def curves(results: dict[str, Any]) -> Iterator[str]:
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "where": where,
     "speed": speed,
+    "growth": growth,
     "memory": memory,
     "floors": floors,
     "kernels": kernels,
