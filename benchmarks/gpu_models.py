@@ -145,7 +145,7 @@ def patiently(name: str, settings: Settings, tries: int = 8) -> Contender:
     for left in reversed(range(tries)):
         contender = Contender(name, settings)
         free()
-        if "memory" not in contender.error or not left or settings.device == "cpu":
+        if not any(word in contender.error for word in ("memory", "ALLOC_FAILED")) or not left:
             break
         time.sleep(3)
     return contender
