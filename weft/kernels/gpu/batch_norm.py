@@ -185,19 +185,19 @@ def _input_gradient(
 def _width(channels: int, most: int) -> int:
     """Channels of a program: the power of two that divides C, or one above C where that would be too few."""
     whole = channels & -channels
-    return min(whole if whole >= 32 else triton.next_power_of_2(channels), most)
+    return min(whole if whole >= 32 else 1 << (channels - 1).bit_length(), most)
 
 
 def _grid(x: Tensor, launch: dict[str, int]) -> tuple[int, int, int, int, int]:
     """Rows, channels, rows of a tile, channels of a tile, and blocks of channels."""
     channels = x.shape[-1]
     width = _width(channels, launch["width"])
-    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, triton.cdiv(channels, width)
+    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, -(-channels // width)
 
 
 def _shares(x: Tensor, rows: int, tile: int, blocks: int, launch: dict[str, int]) -> int:
     """How many programs share the rows of one block of channels: all together occupy the GPU."""
-    return min(triton.cdiv(rows, tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
+    return min(-(-rows // tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
 
 
 def statistics(
@@ -213,7 +213,7 @@ def statistics(
     _statistics[(programs, blocks)](
         x, partial, rows, channels, tile, width, launch["stages"], num_warps=launch["num_warps"]
     )
-    _merge[(triton.cdiv(channels, 16),)](
+    _merge[(-(-channels // 16),)](
         partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
         channels, tile, running_mean is not None, batches is not None, 256, 16, num_warps=8,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def apply(
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
     launch = launch_parameters("batch_norm", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
-    _apply[(triton.cdiv(rows, tile), blocks)](
+    _apply[(-(-rows // tile), blocks)](
         x, mean, var, weight, bias, residual, keep, y, rows, rows // len(x), eps,
         channels, residual is not None, keep is not None, KINDS[act], tile, width, num_warps=launch["num_warps"],
     )  # fmt: skip
@@ -256,7 +256,7 @@ def backward(
     parameters = partial.sum(0)
     if residual is not None and kind:  # the activation's slope is already in the gradient of the residual
         grad, kind = grad_residual, 0
-    _input_gradient[(triton.cdiv(rows, tile), blocks)](
+    _input_gradient[(-(-rows // tile), blocks)](
         grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions,
         1.0 / rows if training else 0.0, eps,
         channels, keep is not None, kind, tile, width, num_warps=launch["num_warps"],

@@ -139,14 +139,14 @@ def forward(
 ) -> None:  # fmt: skip
     """Fills the outputs: map and class token behind the sum, where there is a y; tokens, or map and class token."""
     pictures, positions, channels = _shape(x)
-    width = triton.next_power_of_2(channels)
+    width = 1 << (channels - 1).bit_length()  # a power of two
     default = dict(elements=2048, num_warps=4)
     launch = launch_parameters(
         "layer_norm", x.device, default, rows=pictures * positions, channels=channels, residual=y is not None
     )
     rows = max(1, launch["elements"] // width)
-    map_programs = triton.cdiv(pictures * positions, rows)
-    programs = map_programs + (0 if cls is None else triton.cdiv(pictures, rows))
+    map_programs = -(-pictures * positions // rows)
+    programs = map_programs + (0 if cls is None else -(-pictures // rows))
     x, first = _in_place(x), cls if cls is None else _in_place(cls)
     _forward[(programs,)](
         x, first, None if y is None else y.contiguous(), keep, weight, bias, *outputs,
@@ -164,15 +164,15 @@ def backward(
 ) -> Tensor:  # fmt: skip
     """Fills the gradients of map, class token and y; returns those of weight and bias, (2, C) in float32."""
     pictures, positions, channels = _shape(x)
-    width = triton.next_power_of_2(channels)
+    width = 1 << (channels - 1).bit_length()  # a power of two
     default = dict(elements=2048, num_warps=4, per_processor=4, stages=1)
     launch = launch_parameters(
         "layer_norm_backward", x.device, default, rows=pictures * positions, channels=channels, residual=has_y
     )
     rows = max(1, launch["elements"] // width)
     most = launch["per_processor"] * processors(x.device)
-    map_programs = min(triton.cdiv(pictures * positions, rows), most)
-    programs = map_programs + (0 if cls is None else min(triton.cdiv(pictures, rows), most))
+    map_programs = min(-(-pictures * positions // rows), most)
+    programs = map_programs + (0 if cls is None else min(-(-pictures // rows), most))
     x, first = _in_place(x), cls if cls is None else _in_place(cls)
     grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
     partial = torch.empty(programs, 2, channels, device=x.device)
