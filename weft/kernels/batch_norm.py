@@ -254,7 +254,14 @@ SHAPES = [
     (28, 192, "none", False), (14, 384, "none", False), (56, 64, "relu", False), (56, 256, "relu", True),
     (28, 128, "relu", False), (14, 1024, "relu", True),
 ]  # fmt: skip
-TILES = [(2048, 64, 4), (4096, 64, 4), (2048, 128, 4), (4096, 256, 8)]  # elements, width, warps
+TILES = [(4096, 64, 4), (4096, 128, 4), (2048, 256, 4), (4096, 256, 8)]  # elements, width, warps
+SHARED = [
+    (2048, 64, 4, 3),
+    (4096, 64, 4, 3),
+    (2048, 64, 8, 2),
+    (2048, 128, 4, 3),
+    (2048, 256, 4, 3),
+]  # programs, stages
 
 
 def _inputs(size: int, channels: int, act: str, residual: bool, step: str, device: torch.device) -> tuple[Any, ...]:
@@ -287,8 +294,10 @@ def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case
         kernel, plain = batch_norm_act_backward, _plain_backward
         passes = 5 + (2 if residual and act != "none" else 0)  # the sums must be there before the gradient of x
     if step:
-        candidates = [dict(c, per_processor=16 // c["num_warps"], stages=1) for c in candidates]
-        candidates += [dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=3)]
+        candidates = [
+            dict(elements=elements, width=width, num_warps=4, per_processor=programs, stages=stages)
+            for elements, width, programs, stages in SHARED
+        ]
     return Case(
         operation=f"batch_norm{step}",
         shape=shape,

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
-from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import processors, sum_lines
+
+
+@triton.jit
+def _tile(channel, C: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets in a tile, and from row to row: the one in 32 bits, which is cheap, the other in 64, which is safe."""
+    return (tl.arange(0, ROWS) * C)[:, None] + channel[None, :], tl.full((), C, tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,11 +31,11 @@ def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
     squares = tl.zeros((ROWS, WIDTH), tl.float32)
     count = tl.zeros((ROWS,), tl.float32)
     seen = 0.0
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + step * first + tile, mask=mask, other=0.0).to(tl.float32)
         seen += 1.0
         count += tl.where(row < rows, 1.0, 0.0)
         change = tl.where((row < rows)[:, None], value - mean, 0.0)
@@ -103,17 +109,19 @@ def _apply(
 ):  # fmt: skip
     """act(keep * bn(x) + residual) of a tile."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     value = (value - centre) * (rstd * gamma) + beta
     if HAS_KEEP:
         value *= tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if HAS_RESIDUAL:
-        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, activate(value, ACT), mask=mask)
+        value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + start + tile, activate(value, ACT), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "positions"])
@@ -128,12 +136,13 @@ def _reduce(
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     grad_gamma = tl.zeros((ROWS, WIDTH), tl.float32)
     grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        unit = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
-        upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        start = step * first
+        unit = (tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
+        upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
         if ACT:
@@ -141,10 +150,10 @@ def _reduce(
             if HAS_KEEP:
                 value *= factor
             if HAS_RESIDUAL:
-                value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+                value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
             upstream *= slope(value, ACT)
             if HAS_RESIDUAL:
-                tl.store(grad_residual + at, upstream, mask=mask)
+                tl.store(grad_residual + start + tile, upstream, mask=mask)
         if HAS_KEEP:
             upstream *= factor
         grad_gamma += upstream * unit
@@ -161,11 +170,13 @@ def _input_gradient(
 ):  # fmt: skip
     """Of a tile. `share` is what one row has in mean and variance: one by all rows, or zero if these are fixed."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     along = tl.load(parameters + channel, mask=channel < C, other=0.0)[None, :] * share
     level = tl.load(parameters + C + channel, mask=channel < C, other=0.0)[None, :] * share
@@ -179,7 +190,7 @@ def _input_gradient(
         upstream *= slope(value, ACT)
     if HAS_KEEP:
         upstream *= factor
-    tl.store(grad_x + at, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
+    tl.store(grad_x + start + tile, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
 
 
 def _width(channels: int, most: int) -> int:
@@ -204,7 +215,7 @@ def statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel of a contiguous x; updates the running ones."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    default = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1])
     launch = launch_parameters("batch_norm_statistics", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
@@ -225,7 +236,7 @@ def apply(
     eps: float, act: str, y: Tensor,
 ) -> None:  # fmt: skip
     """Fills y with act(keep * bn(x) + residual); all maps are contiguous."""
-    default = dict(elements=2048, width=128, num_warps=4)
+    default = dict(elements=4096, width=128, num_warps=4)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
     launch = launch_parameters("batch_norm", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
@@ -241,7 +252,7 @@ def backward(
     grad_x: Tensor, grad_residual: Tensor,
 ) -> Tensor:  # fmt: skip
     """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias, (2, C)."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    default = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
     launch = launch_parameters("batch_norm_backward", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
@@ -253,7 +264,7 @@ def backward(
         channels, residual is not None, keep is not None, kind, tile, width, launch["stages"],
         num_warps=launch["num_warps"],
     )  # fmt: skip
-    parameters = partial.sum(0)
+    parameters = sum_lines(partial)
     if residual is not None and kind:  # the activation's slope is already in the gradient of the residual
         grad, kind = grad_residual, 0
     _input_gradient[(-(-rows // tile), blocks)](
