@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
-from weft.kernels.gpu.shares import processors, sum_lines
+from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import sum_lines
 
 
 @triton.jit

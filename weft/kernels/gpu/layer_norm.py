@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
-from weft.kernels.gpu.shares import processors, sum_lines
+from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import sum_lines
 
 SIZES = ["x_rows", "cls_rows", "pictures", "positions", "map_programs"]
 

@@ -5,20 +5,12 @@ No atomic additions, so that the same numbers give the same sum every time.
 
 # pyright: basic, reportCallIssue=false
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 LINES, WIDTH = 256, 16
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """The GPU's number of multiprocessors; two in the interpreter, where that is enough for a loop."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @triton.jit(do_not_specialize=["count"])
