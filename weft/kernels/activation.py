@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.op import define
@@ -69,7 +68,6 @@ activation_forward = define(
 )
 
 
-@register_notrace_function
 def activation(x: Tensor, kind: str) -> Tensor:
     """The activation called `kind`, or "none", of a tensor of any shape."""
     if torch.jit.is_scripting():

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.activation import plain_activation
@@ -206,7 +205,6 @@ batch_norm_act_forward = define(
 # What models call -----------------------------------------------------------------------------------------------
 
 
-@register_notrace_function
 def batch_norm_act(
     x: Tensor,
     weight: Tensor,

@@ -8,7 +8,6 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.case import Case
@@ -240,7 +239,6 @@ residual_norm_forward = define(
 # What models call -----------------------------------------------------------------------------------------------
 
 
-@register_notrace_function
 def residual_norm(
     x: Tensor,
     cls: Optional[Tensor],
@@ -269,7 +267,6 @@ def residual_norm(
         return x, cls, normed
 
 
-@register_notrace_function
 def residual_norm_apart(
     x: Tensor,
     cls: Optional[Tensor],
@@ -300,7 +297,6 @@ def _residual_norm(
     return x, cls, normed, None if cls is None else normed_cls
 
 
-@register_notrace_function
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """`F.layer_norm` over the last axis; under autocast, like that, in float32."""
     if torch.jit.is_scripting():
