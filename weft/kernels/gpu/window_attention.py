@@ -21,42 +21,31 @@ from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 
 LOG2E = tl.constexpr(1.4426950408889634)  # kernels take powers of two: exp(x) = 2 ** (x log2(e))
 DEPTH = 8  # partial sums that a program loads at once
-VARYING = ["batch", "group", "height", "width", "rows", "columns", "down", "right", "heads"]  # compiled once for all
+VARYING = ["batch", "group", "height", "width", "shift", "heads"]  # compiled once for all
 UNSEEN = tl.constexpr(-1e30)  # finite, so that a place of padding, which sees nothing, does not become NaN
 
 
 @triton.jit
-def _pixels(at, window, height, width, rows, columns, down, right, WINDOW: tl.constexpr):
-    """Row and column of a window's places `at`, and whether there is such a pixel. Shifted windows wrap around."""
+def _pixels(at, window, height, width, shift, WINDOW: tl.constexpr):
+    """Row and column of a window's places `at`, whether there is such a pixel, and what other places it sees.
+
+    Shifted windows wrap around. They then hold two or four ends of the map, which do not see each other: only places
+    with the same number `end` do. Along an axis that one window covers nothing is shifted.
+    """
+    rows, columns = tl.cdiv(height, WINDOW), tl.cdiv(width, WINDOW)
+    down, right = tl.where(rows > 1, shift, 0), tl.where(columns > 1, shift, 0)
     y = window // columns * WINDOW + at // WINDOW + down
     x = window % columns * WINDOW + at % WINDOW + right
     y = tl.where(y >= rows * WINDOW, y - rows * WINDOW, y)
     x = tl.where(x >= columns * WINDOW, x - columns * WINDOW, x)
-    return y, x, (at < WINDOW * WINDOW) & (y < height) & (x < width)
-
-
-@triton.jit
-def _area(at, window, height, width, rows, columns, down, right, WINDOW: tl.constexpr):
-    """A number for each place of a window: those that see each other have the same."""
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
-    return tl.where(real, tl.where(y < down, 2, 0) + tl.where(x < right, 1, 0), 4)
+    real = (at < WINDOW * WINDOW) & (y < height) & (x < width)
+    end = tl.where(real, tl.where(y < down, 2, 0) + tl.where(x < right, 1, 0), 4)
+    return y, x, real, end
 
 
 @triton.jit
 def _biases(
-    table,
-    head,
-    heads,
-    window,
-    height,
-    width,
-    rows,
-    columns,
-    down,
-    right,
-    WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, head, heads, window, height, width, shift, WINDOW: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """(BLOCK, BLOCK) biases of a window's pairs, times log2(e): the table's entry for their step."""
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -65,9 +54,9 @@ def _biases(
     bias = tl.load(table + step * heads + head, mask=inside, other=0.0).to(tl.float32) * LOG2E
     seen = j < WINDOW * WINDOW
     if MASKED:
-        of_i = _area(i, window, height, width, rows, columns, down, right, WINDOW)
-        of_j = _area(j, window, height, width, rows, columns, down, right, WINDOW)
-        seen = seen & (of_i == of_j)
+        _, _, _, end_i = _pixels(i, window, height, width, shift, WINDOW)
+        _, _, _, end_j = _pixels(j, window, height, width, shift, WINDOW)
+        seen = seen & (end_i == end_j)
     return tl.where(seen, bias, UNSEEN)
 
 
@@ -82,26 +71,23 @@ def _forward(
     group,
     height,
     width,
-    rows,
-    columns,
-    down,
-    right,
+    shift,
     heads,
     batch_stride,
     pixel_stride,
-    scale,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
+    scale: tl.constexpr = DIM**-0.5
     head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
     at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
+    y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
     inside = real & (channel < DIM)
     pixel = y * width + x
-    bias = _biases(table, head, heads, window, height, width, rows, columns, down, right, WINDOW, MASKED, BLOCK)
+    bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
     place = pixel * pixel_stride + head * DIM + channel
     out_place = pixel * (heads * DIM) + head * DIM + channel
     first = tl.program_id(1) * group
@@ -133,26 +119,23 @@ def _backward(
     group,
     height,
     width,
-    rows,
-    columns,
-    down,
-    right,
+    shift,
     heads,
     batch_stride,
     pixel_stride,
-    scale,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
+    scale: tl.constexpr = DIM**-0.5
     head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
     at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
+    y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
     inside = real & (channel < DIM)
     pixel = y * width + x
-    bias = _biases(table, head, heads, window, height, width, rows, columns, down, right, WINDOW, MASKED, BLOCK)
+    bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
     place = pixel * pixel_stride + head * DIM + channel
     grad_place = pixel * (heads * DIM) + head * DIM + channel
     grad_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
@@ -224,14 +207,11 @@ def _division(
 ) -> tuple[tuple[int, int], tuple[int, ...], tuple[Any, ...]]:
     """How a (B, H, W, C) map is divided among about so many programs: their grid, and numbers that kernels take."""
     batch, height, width, channels = shape
-    rows, columns = cdiv(height, window), cdiv(width, window)
-    down, right = (window // 2 * (rows > 1), window // 2 * (columns > 1)) if shifted else (0, 0)
-    dim, pairs = channels // heads, rows * columns * heads
+    dim, pairs = channels // heads, cdiv(height, window) * cdiv(width, window) * heads
     group = max(1, cdiv(batch, max(1, programs // pairs)))  # pictures that a program takes one after another
-    masked = bool(down or right or height % window or width % window)
-    block, block_dim = max(16, power_of_two(window**2)), max(16, power_of_two(dim))
-    sizes = batch, group, height, width, rows, columns, down, right, heads
-    return (pairs, cdiv(batch, group)), sizes, (dim**-0.5, window, masked, dim, block, block_dim)
+    masked = shifted or height % window != 0 or width % window != 0
+    constants = window, masked, dim, max(16, power_of_two(window**2)), max(16, power_of_two(dim))
+    return (pairs, cdiv(batch, group)), (batch, group, height, width, window // 2 * shifted, heads), constants
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
@@ -257,7 +237,7 @@ def backward(
     grad_table = torch.empty(table.shape, dtype=table.dtype, device=table.device)
     options = _options("window_attention_backward", q, heads, window, dict(programs=528, num_warps=4, num_stages=1))
     grid, sizes, constants = _division(shape, heads, window, shifted, options.pop("programs"))
-    programs, block = grid[0] * grid[1] // heads, constants[4]  # of a head
+    programs, block = grid[0] * grid[1] // heads, constants[3]  # of a head
     partial = torch.empty(programs, heads, block, block, dtype=torch.float32, device=q.device)
     maps = grad.contiguous(), q, k, v, table.contiguous(), grad_q, grad_k, grad_v, partial
     launch(_backward, grid, *maps, *sizes, q.stride(0), q.stride(2), *constants, **options)
