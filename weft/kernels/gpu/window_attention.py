@@ -219,7 +219,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted
     shape, heads = q.shape, table.shape[1]
     out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if out.numel():
-        options = _options("window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=3))
+        stages = 3 if q.dtype.itemsize == 2 else 1  # wider ones might not fit a smaller GPU's shared memory
+        options = _options("window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=stages))
         grid, sizes, constants = _division(shape, heads, window, shifted, options.pop("programs"))
         strides = q.stride(0), q.stride(2)
         launch(_forward, grid, q, k, v, table.contiguous(), out, *sizes, *strides, *constants, **options)
