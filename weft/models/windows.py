@@ -55,7 +55,7 @@ def plain_windowed_attention(
     """`windowed_attention` by cutting windows out of the maps: what defines the kernel, and where none is used."""
     _, height, width, _ = q.shape
     area = window * window
-    bias = table[index].view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
+    bias = table[index].to(q.dtype).view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
     q = cut_windows(q, window, shifted, num_heads)
     k = cut_windows(k, window, shifted, num_heads)
     v = cut_windows(v, window, shifted, num_heads)
