@@ -145,7 +145,7 @@ def _case(
     candidates += [
         {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": min(channels, 64), "num_warps": warps, "num_stages": 3}
         for m, n, warps in TILES
-        if features // 4 <= n <= features
+        if min(features, 256) // 2 <= n <= features
     ]
 
     def inputs(device: torch.device) -> tuple[Tensor | None, ...]:

@@ -139,7 +139,7 @@ def _library(
     if rows:
         width = min(max(features & -features, 16), 256)  # the largest power of two that divides it
         tile = dict(ROWS=PASS_SIZE // width, FEATURES=width, num_warps=8)
-        grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(features, width))
+        grid = (-(-rows // tile["ROWS"]), -(-features // width))
         _finish[grid](
             y, bias, residual, rows, features, KINDS[act], bias is not None, residual is not None, **tile
         )  # fmt: skip
@@ -163,7 +163,7 @@ def _kernel(
     features, _, kernel, _ = weight.shape
     y = x.new_empty(batch, *size, features)
     rows = batch * size[0] * size[1]
-    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(features, tile["BLOCK_N"]),)
+    grid = (-(-rows // tile["BLOCK_M"]) * -(-features // tile["BLOCK_N"]),)
     _convolve[grid](
         x, weight, bias, residual, y, rows, in_height, in_width, *size, channels, features,
         KERNEL=kernel, STRIDE=stride, PADDING=padding, KIND=KINDS[act],
