@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from weft.files import write_text
 from weft.kernels.switch import interpreted
 
 Row = dict[str, Any]
@@ -40,16 +41,33 @@ def forced(launch: Row) -> Iterator[None]:
         _forced = before
 
 
+def _read(path: Path) -> dict[str, dict[str, list[Row]]]:
+    """A table; a broken one, which somebody else may have written, is as good as none."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        whole = all(
+            {"shape", "launch", "gain"} <= row.keys() for gpu in table.values() for op in gpu.values() for row in op
+        )
+        return table if whole else {}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
 @cache
 def _rows(gpu: str, operation: str) -> list[Row]:
-    rows: list[Row] = []
-    for path in (own_table(), MEASURED):
-        if path.is_file():
-            try:
-                rows += json.loads(path.read_text()).get(gpu, {}).get(operation, [])
-            except (OSError, ValueError):  # a broken table means no table
-                continue
-    return rows
+    return [row for path in (own_table(), MEASURED) for row in _read(path).get(gpu, {}).get(operation, [])]
+
+
+def write_row(path: Path, gpu: str, operation: str, row: Row) -> None:
+    """Puts a row into a table, in place of the one for the same shape, and uses it from now on."""
+    table = _read(path)
+    rows = table.setdefault(gpu, {}).setdefault(operation, [])
+    rows[:] = [other for other in rows if other["shape"] != row["shape"]] + [row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
+    _rows.cache_clear()
+    _nearest.cache_clear()
+    _chosen.clear()
 
 
 def _distance(a: Row, b: Row) -> float:
@@ -69,18 +87,30 @@ def _distance(a: Row, b: Row) -> float:
 @cache
 def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Row | None:
     wanted = dict(shape)
-    rows = [(distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf]
-    return min(rows, key=lambda pair: pair[0])[1] if rows else None
+    rows = [(_distance(wanted, row["shape"]), row) for row in _rows(gpu, operation)]
+    distance, row = min(rows, key=lambda pair: pair[0], default=(math.inf, None))
+    return row if distance < math.inf else None
 
 
+@cache
 def gpu_name(device: torch.device) -> str:
     return "interpreter" if interpreted() or device.type != "cuda" else torch.cuda.get_device_name(device)
 
 
+_chosen: dict[tuple[Any, ...], Row] = {}  # every launch asks, so the answer must be at hand
+
+
 def launch_parameters(operation: str, device: torch.device, default: Row, **shape: int | str | bool) -> Row:
-    """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`."""
-    row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
-    return {**default, **(row["launch"] if row else {}), **_forced}
+    """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`.
+
+    `default` may depend on nothing but the shape.
+    """
+    key = (operation, device, *shape.values())
+    found = _chosen.get(key)
+    if found is None:
+        row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
+        found = _chosen[key] = {**default, **(row["launch"] if row else {})}
+    return {**found, **_forced} if _forced else found
 
 
 def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:
