@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.switch import interpreted
 
 DEFAULT = dict(BLOCK=64, num_warps=4)
@@ -173,9 +174,9 @@ def _like(bias: Tensor | None, x: Tensor) -> Tensor:
     return x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
 
 
-def _power(tokens: int) -> int:
-    """Rows of a tile for so many tokens: a power of two, and at least what a matrix unit takes."""
-    return max(1 << (tokens - 1).bit_length(), 16)
+def _rows(tokens: int) -> int:
+    """Rows of a tile for so many tokens: a power of two and at least what a matrix unit takes."""
+    return max(power_of_two(tokens), 16)
 
 
 def _type(x: Tensor) -> tl.dtype:
@@ -186,13 +187,14 @@ def gather(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     q = _inner(q)
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     out, total = x.new_empty(batch, tokens, heads * width), x.new_empty(batch, heads, tokens, dtype=torch.float32)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "pixels_to_tokens", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
     )
     if x.numel():
-        _gather[(batch * heads,)](
+        launch(
+            _gather, (batch * heads,),
             q, x, out, total, heads, pixels, tokens, *q.stride()[:3], scale,
-            D=width, L=_power(tokens), TYPE=_type(x), **launch,
+            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return out, total
 
@@ -203,13 +205,14 @@ def gather_backward(
     q = _inner(q)
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     grad_q, grad_x = q.new_empty(q.shape), torch.empty_like(x)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "pixels_to_tokens_backward", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
     )
     if x.numel():
-        _gather_backward[(batch * heads,)](
+        launch(
+            _gather_backward, (batch * heads,),
             grad, q, x, out, total, grad_q, grad_x, heads, pixels, tokens, *q.stride()[:3], scale,
-            D=width, L=_power(tokens), TYPE=_type(x), **launch,
+            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return grad_q, grad_x
 
@@ -220,15 +223,16 @@ def spread(
     k, v = _inner(k), _inner(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     y = torch.empty_like(shortcut)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "tokens_to_pixels", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out
     )
     if x.numel():
-        _spread[(-(-pixels // launch["BLOCK"]), batch * heads)](
+        launch(
+            _spread, (cdiv(pixels, tile["BLOCK"]), batch * heads),
             x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
             *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
-            D=width, E=out, L=_power(tokens), HAS_BIAS=bias is not None, HAS_KEEP=keep is not None,
-            TYPE=_type(x), **launch,
+            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            num_warps=tile["num_warps"],
         )  # fmt: skip
     return y
 
@@ -239,15 +243,16 @@ def spread_backward(
     k, v = _inner(k), _inner(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     grads = torch.empty_like(x), k.new_empty(k.shape), _like(bias, x), v.new_empty(v.shape)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "tokens_to_pixels_backward", x.device, DEFAULT,
         rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out,
     )  # fmt: skip
     if x.numel():
-        _spread_backward[(batch * heads,)](
+        launch(
+            _spread_backward, (batch * heads,),
             grad, x, k, bias, v, keep, *grads, heads, pixels, tokens,
             *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
-            D=width, E=out, L=_power(tokens), HAS_BIAS=bias is not None, HAS_KEEP=keep is not None,
-            TYPE=_type(x), **launch,
+            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            num_warps=tile["num_warps"],
         )  # fmt: skip
     return grads
