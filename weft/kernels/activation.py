@@ -1,20 +1,19 @@
-"""GELU, SiLU, QuickGELU and ReLU as one pass over memory. Torch's GELU waits for arithmetic, its QuickGELU is three passes."""
+"""GELU, SiLU, QuickGELU and ReLU as one pass. Torch's GELU waits for arithmetic, and its QuickGELU is three passes."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
-KINDS = ("none", "gelu", "silu", "quick_gelu", "relu")
+KINDS = ("gelu", "silu", "quick_gelu", "relu")
 
 
 def plain_activation(x: Tensor, kind: str) -> Tensor:
-    """The twin: the activation called `kind`."""
+    """The twin: the activation called `kind`; "none" leaves x as it is."""
     if kind == "gelu":
         return F.gelu(x)
     if kind == "silu":
@@ -69,13 +68,12 @@ activation_forward = define(
 )
 
 
-@register_notrace_function
 def activation(x: Tensor, kind: str) -> Tensor:
-    """The activation called `kind` of a tensor of any shape."""
+    """The activation called `kind`, or "none", of a tensor of any shape."""
     if torch.jit.is_scripting():
         return plain_activation(x, kind)
     else:  # not compiled by TorchScript
         # Compilers fuse it with what stands around it, which an operator of its own would prevent.
-        if torch.compiler.is_compiling() or not usable(x):
+        if kind == "none" or torch.compiler.is_compiling() or not usable(x):
             return plain_activation(x, kind)
         return activation_forward(x.to(amp_dtype(x)), kind)

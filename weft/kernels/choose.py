@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from weft.files import write_text
 from weft.kernels.switch import interpreted
 
 Row = dict[str, Any]
@@ -40,16 +41,32 @@ def forced(launch: Row) -> Iterator[None]:
         _forced = before
 
 
+def _read(path: Path) -> dict[str, dict[str, list[Row]]]:
+    """A table; a broken one, which somebody else may have written, is as good as none."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        whole = all(
+            {"shape", "launch", "gain"} <= row.keys() for gpu in table.values() for op in gpu.values() for row in op
+        )
+        return table if whole else {}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
 @cache
 def _rows(gpu: str, operation: str) -> list[Row]:
-    rows: list[Row] = []
-    for path in (own_table(), MEASURED):
-        if path.is_file():
-            try:
-                rows += json.loads(path.read_text()).get(gpu, {}).get(operation, [])
-            except (OSError, ValueError):  # a broken table means no table
-                continue
-    return rows
+    return [row for path in (own_table(), MEASURED) for row in _read(path).get(gpu, {}).get(operation, [])]
+
+
+def write_row(path: Path, gpu: str, operation: str, row: Row) -> None:
+    """Puts a row into a table, in place of the one for the same shape, and uses it from now on."""
+    table = _read(path)
+    rows = table.setdefault(gpu, {}).setdefault(operation, [])
+    rows[:] = [other for other in rows if other["shape"] != row["shape"]] + [row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
+    _rows.cache_clear()
+    _nearest.cache_clear()
 
 
 def _distance(a: Row, b: Row) -> float:
@@ -69,7 +86,9 @@ def _distance(a: Row, b: Row) -> float:
 @cache
 def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Row | None:
     wanted = dict(shape)
-    rows = [(distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf]
+    rows = [
+        (distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf
+    ]
     return min(rows, key=lambda pair: pair[0])[1] if rows else None
 
 

@@ -52,8 +52,15 @@ def _gpu_is_new_enough(index: int) -> bool:
 def usable(x: Tensor) -> bool:
     """Whether kernels may be launched on `x`: switched on, a type they know, a GPU and a Triton they run on.
 
-    Never in an exported program, which must load where there is no Weft, nor in TorchScript.
+    Never in an exported program, which must load where there is no Weft, nor in TorchScript or torch.fx.
     """
+    if torch.jit.is_scripting():
+        return False
+    else:  # not compiled by TorchScript
+        return isinstance(x, Tensor) and _usable(x)  # no Tensor: torch.fx traces the twin
+
+
+def _usable(x: Tensor) -> bool:
     if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
         return False
     return has_triton() and _gpu_is_new_enough(x.device.index or 0)

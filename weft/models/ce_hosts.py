@@ -67,11 +67,9 @@ class SwinBlock(SwinTransformerBlock):
         attn = self.attn
         q, k, v = attn.qkv(x).chunk(3, dim=-1)
         dropout = attn.attn_drop.p if self.training else 0.0
-        area = self.window * self.window
+        table = attn.relative_position_bias_table
         index: Tensor = attn.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
-        bias = attn.relative_position_bias_table[index.view(-1)]  # (N * N, heads)
-        bias = bias.view(area, area, -1).permute(2, 0, 1).unsqueeze(0)
-        y = windowed_attention(q, k, v, bias, attn.num_heads, self.window, self.shifted, dropout)
+        y = windowed_attention(q, k, v, table, index.view(-1), attn.num_heads, self.window, self.shifted, dropout)
         return attn.proj_drop(attn.proj(y))
 
 

@@ -27,14 +27,17 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.kernels.layer_norm import residual_norm, residual_norm_apart
+from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
     ConvNorm,
+    LayerNorm,
     LinearNorm,
     MaxPool,
-    PairDropPath,
     PointwiseConv,
     PositionEmbedding,
+    StochasticDepth,
     grid_size,
     image_to_map,
     join,
@@ -94,25 +97,21 @@ class LeFF(nn.Module):
     def __init__(self, dim: int, hidden: int, kernel: int, norm: bool, final_act: bool, **dd: Any):
         super().__init__()
         linear = PointwiseConv if kernel > 0 else nn.Linear  # the ordinary network is initialised as one
-        self.linear1 = LinearNorm(linear(dim, hidden, **dd), norm=norm, **dd)
+        self.linear1 = LinearNorm(linear(dim, hidden, **dd), norm=norm, act="gelu", **dd)
         self.dwconv = None
         if kernel > 0:
             self.dwconv = ConvNorm(
-                hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=True, norm=norm, **dd
+                hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=True, norm=norm, act="gelu", **dd
             )
-        self.linear2 = LinearNorm(linear(hidden, dim, **dd), norm=norm, **dd)
-        self.act = nn.GELU()
-        self.final_act = nn.GELU() if final_act else nn.Identity()
+        self.linear2 = LinearNorm(linear(hidden, dim, **dd), norm=norm, act="gelu" if final_act else "none", **dd)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         if self.dwconv is None:
             tokens = join(cls, x).unsqueeze(2)  # (B, 1 + H*W, 1, C), a map one token wide
-            tokens = self.final_act(self.linear2(self.act(self.linear1(tokens))))
-            return part(tokens.squeeze(2), x, cls)
-        x = self.act(self.linear1(x))  # eq. 6: (B, H, W, e C)
-        x = self.act(self.dwconv(x))  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
-        x = self.final_act(self.linear2(x))  # eq. 10: (B, H, W, C)
-        return x, cls
+            return part(self.linear2(self.linear1(tokens)).squeeze(2), x, cls)
+        x = self.linear1(x)  # eq. 6: (B, H, W, e C)
+        x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
+        return self.linear2(x), cls  # eq. 10: (B, H, W, C)
 
 
 class Block(nn.Module):
@@ -122,18 +121,20 @@ class Block(nn.Module):
         self, dim: int, num_heads: int, leff: LeFF, attn_drop: float, proj_drop: float, drop_path: float, **dd: Any
     ):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
+        self.norm1 = LayerNorm(dim, eps=LN_EPS, **dd)
         self.attn = Attention(dim, num_heads, qkv_bias=True, attn_drop=attn_drop, proj_drop=proj_drop, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
+        self.norm2 = LayerNorm(dim, eps=LN_EPS, **dd)
         self.leff = leff
-        self.drop_path = PairDropPath(drop_path)
+        self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.attn(join(self.norm1(cls), self.norm1(x)))  # (B, 1 + H*W, C)
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, cls + present(y_cls)
-        y_map, y_cls = self.drop_path(self.leff(self.norm2(x), self.norm2(cls)))
-        return x + y_map, cls + present(y_cls)
+        norm1, norm2 = self.norm1, self.norm2
+        x, _, z = residual_norm(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)  # (B, 1 + H*W, C)
+        y = self.attn(z)
+        x, new_cls, z, z_cls = residual_norm_apart(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        y, y_cls = self.leff(z, present(z_cls))
+        x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
+        return x, present(new_cls)
 
 
 class LCA(nn.Module):
@@ -255,7 +256,7 @@ class CeiT(HybridModel):
         )
         self.feature_info += [dict(num_chs=embed_dim, reduction=reduction, module=f"blocks.{i}") for i in range(depth)]
         self.lca = LCA(embed_dim, depth, num_heads, hidden, **dd) if lca else None
-        norm = nn.LayerNorm(embed_dim, eps=LN_EPS, **dd)
+        norm = LayerNorm(embed_dim, eps=LN_EPS, **dd)
         self.make_head(embed_dim, num_classes, global_pool, True, drop_rate, norm, **dd)
         self.reset_parameters()
         self.init_weights(needs_reset=False)

@@ -84,7 +84,8 @@ class LEWinAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
         dropout = self.attn_drop if self.training else 0.0
-        y = windowed_attention(q, k, v, self.rel_pos.get_bias(), self.num_heads, self.window, self.shifted, dropout)
+        table, index = self.rel_pos.relative_position_bias_table, self.rel_pos.relative_position_index
+        y = windowed_attention(q, k, v, table, index, self.num_heads, self.window, self.shifted, dropout)
         return self.proj_drop(self.proj(y))
 
 

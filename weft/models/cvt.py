@@ -23,17 +23,22 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import QuickGELU, calculate_drop_path_rates
+from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.kernels.conv_norm import conv_qkv
+from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
 from weft.models.layers import (
+    GELU,
     ConvNorm,
+    LayerNorm,
     PositionEmbedding,
+    QuickGELU,
     grid_size,
     join,
     present,
@@ -51,7 +56,7 @@ POSITIONS = {  # the stages that have a position embedding
 }
 EMBEDDINGS = ("conv", "patch", "ce")
 PROJECTIONS = ("conv", "avg", "linear")
-ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU}
+ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": GELU}
 KV_STRIDES = (1, 2)
 STEM_STRIDES = (1, 2, 4)
 
@@ -100,6 +105,7 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.scale = dim**-0.5
         self.attn_drop = attn_drop
+        self.has_convs = projection == "conv"
         self.conv_proj_q = conv_projection(projection, dim, 1, query=True, **dd)
         self.conv_proj_k = conv_projection(projection, dim, stride_kv, query=False, **dd)
         self.conv_proj_v = conv_projection(projection, dim, stride_kv, query=False, **dd)
@@ -114,25 +120,36 @@ class Attention(nn.Module):
         return x.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, heads, N, C / heads)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
-        return self.attend(join(cls, self.conv_proj_q(x)), x, cls)  # (B, [1 +] H*W, C)
+        q, k, v = self.project(x, cls)
+        return self.attend(q, k, v)
 
-    def attend(self, q: Tensor, x: Tensor, cls: Optional[Tensor]) -> Tensor:
-        """The tokens `q` ask the map and the class token."""
-        k = self.proj_k(join(cls, self.conv_proj_k(x)))  # (B, [1 +] h*w, C)
-        v = self.proj_v(join(cls, self.conv_proj_v(x)))  # (B, [1 +] h*w, C)
+    def project(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The depth-wise halves of the three projections: (B, [1 +] H*W, C), and twice (B, [1 +] h*w, C)."""
+        if torch.jit.is_scripting():
+            q = join(cls, self.conv_proj_q(x))
+        else:  # not compiled by TorchScript
+            if self.has_convs and usable(x):
+                return conv_qkv(x, cls, self.conv_proj_q, self.conv_proj_k, self.conv_proj_v)
+            q = join(cls, self.conv_proj_q(x))
+        return q, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The tokens `q` ask the tokens `k`, which answer `v`."""
+        q, k, v = self.heads(self.proj_q(q)), self.heads(self.proj_k(k)), self.heads(self.proj_v(v))
         dropout = self.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            self.heads(self.proj_q(q)), self.heads(k), self.heads(v), dropout_p=dropout, scale=self.scale
-        )
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
         return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+
+    def answer_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
+        """What the class token alone gets when it asks the map and itself."""
+        return self.attend(cls, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x)))
 
 
 class Block(TransformerBlock):
     """Convolutional Transformer Block, which can also compute the class token alone."""
 
     def forward_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
-        cls_normed = self.norm1(cls)
-        cls = cls + self.attn.attend(cls_normed, self.norm1(x), cls_normed)  # pyright: ignore[reportCallIssue]
+        cls = cls + self.attn.answer_class_token(self.norm1(x), self.norm1(cls))  # pyright: ignore[reportCallIssue]
         return cls + self.mlp(self.norm2(cls))
 
 
@@ -242,7 +259,7 @@ class CvT(HierarchicalModel):
                 proj_drop_rate,
             )
             self.add_stage(stage, dim, reduction)
-        norm = nn.LayerNorm(embed_dims[-1], **dd)
+        norm = LayerNorm(embed_dims[-1], **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import DropPath, Mlp, trunc_normal_
+from timm.layers import Mlp, trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive
+from weft.kernels.layer_norm import residual_norm, residual_norm_apart
+from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
-from weft.models.layers import PairDropPath, PositionEmbedding, add, fix_size, image_to_map, join, part
+from weft.models.layers import GELU, LayerNorm, PositionEmbedding, StochasticDepth, fix_size, image_to_map
 
 
 class TransformerBlock(nn.Module):
@@ -24,26 +26,25 @@ class TransformerBlock(nn.Module):
         dim: int,
         attn: nn.Module,
         hidden: int,
-        act_layer: type[nn.Module] = nn.GELU,
+        act_layer: type[nn.Module] = GELU,
         proj_drop: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-5,
         **dd: Any,
     ):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.norm1 = LayerNorm(dim, eps=norm_eps, **dd)
         self.attn = attn  # map and class token to (B, [1 +] H*W, C) tokens
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps, **dd)
+        self.norm2 = LayerNorm(dim, eps=norm_eps, **dd)
         self.mlp = Mlp(dim, hidden, act_layer=act_layer, drop=proj_drop, **dd)
-        self.drop_path = PairDropPath(drop_path)
+        self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, add(cls, y_cls)
-        y = self.mlp(self.norm2(join(cls, x)))
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        return x + y_map, add(cls, y_cls)
+        norm1, norm2 = self.norm1, self.norm2
+        x, cls, z, z_cls = residual_norm_apart(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)
+        y = self.attn(z, z_cls)
+        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
 
 
 class MapBlock(nn.Module):
@@ -51,18 +52,20 @@ class MapBlock(nn.Module):
 
     def __init__(self, dim: int, attn: nn.Module, hidden: int, proj_drop: float, drop_path: float, **dd: Any):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, **dd)
+        self.norm1 = LayerNorm(dim, **dd)
         self.attn = attn  # map to map
-        self.norm2 = nn.LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
-        self.drop_path = DropPath(drop_path)
+        self.norm2 = LayerNorm(dim, **dd)
+        self.mlp = Mlp(dim, hidden, act_layer=GELU, drop=proj_drop, **dd)
+        self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_residuals(x)
 
     def forward_residuals(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        y = self.attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
+        norm2 = self.norm2
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
 
 class TokenStage(nn.Module):

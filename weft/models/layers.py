@@ -10,11 +10,17 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
+from timm.layers import QuickGELU as PlainQuickGELU
 from timm.layers import drop_path, register_notrace_function, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from weft.errors import WeftError, check_positive
+from weft.kernels.activation import activation, plain_activation
+from weft.kernels.conv_norm import conv_norm, convolve, norm_act
+from weft.kernels.layer_norm import layer_norm
+from weft.kernels.pool import max_pool
+from weft.kernels.switch import usable
 
 
 def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
@@ -114,6 +120,11 @@ class MaxPool(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return to_nhwc(F.max_pool2d(to_nchw(x), 3, self.stride, padding=1))
+        else:  # not compiled by TorchScript
+            if usable(x):
+                return max_pool(x, self.stride)
         x = to_nchw(x)
         if sizes_are_fixed(x.shape[2], x.shape[3]):
             return to_nhwc(F.max_pool2d(x, 3, self.stride, padding=1))
@@ -121,8 +132,47 @@ class MaxPool(nn.Module):
         return to_nhwc(F.max_pool2d(x, 3, 1, padding=1))[:, :: self.stride, :: self.stride].contiguous()
 
 
+class GELU(nn.GELU):
+    def forward(self, input: Tensor) -> Tensor:
+        return activation(input, "gelu")
+
+
+class SiLU(nn.SiLU):
+    def forward(self, input: Tensor) -> Tensor:
+        return activation(input, "silu")
+
+
+class QuickGELU(PlainQuickGELU):
+    """x * sigmoid(1.702 x)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return activation(input, "quick_gelu")
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a map or of tokens."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:  # not compiled by TorchScript
+            return layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class MapConv(nn.Conv2d):
+    """Convolution on a (B, H, W, C) map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
+        else:  # not compiled by TorchScript
+            if usable(input):
+                return convolve(input, self)
+            return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
+
+
 class ConvNorm(nn.Module):
-    """Convolution and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
+    """Convolution, BatchNorm and activation on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
 
     def __init__(
         self,
@@ -134,6 +184,7 @@ class ConvNorm(nn.Module):
         groups: int = 1,
         bias: bool = False,
         norm: bool = True,
+        act: str = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -142,9 +193,20 @@ class ConvNorm(nn.Module):
             in_chs, out_chs, kernel_size, stride, padding, groups=groups, bias=bias, device=device, dtype=dtype
         )
         self.bn = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if norm else nn.Identity()
+        self.act = act
+        self.act_in = "none"  # an activation of what comes in; `weft.fuse` moves one here
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_nhwc(self.bn(self.conv(to_nchw(x))))
+        if torch.jit.is_scripting():
+            return self.forward_plain(x)
+        else:  # not compiled by TorchScript
+            if usable(x):
+                return conv_norm(x, self.conv, self.bn, self.act_in, self.act)
+            return self.forward_plain(x)
+
+    def forward_plain(self, x: Tensor) -> Tensor:
+        x = plain_activation(x, self.act_in)
+        return plain_activation(to_nhwc(self.bn(self.conv(to_nchw(x)))), self.act)
 
     def fuse(self) -> None:
         if isinstance(self.bn, nn.BatchNorm2d):
@@ -156,21 +218,32 @@ class PointwiseConv(nn.Linear):
 
 
 class LinearNorm(nn.Module):
-    """Linear layer and BatchNorm on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
+    """Linear layer, BatchNorm and activation on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
 
     def __init__(
         self,
         linear: nn.Linear,
         norm: bool = True,
+        act: str = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.linear = linear
         self.bn = nn.BatchNorm2d(linear.out_features, device=device, dtype=dtype) if norm else nn.Identity()
+        self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_nhwc(self.bn(to_nchw(self.linear(x))))
+        x = self.linear(x)
+        if torch.jit.is_scripting():
+            return self.forward_norm(x)
+        else:  # not compiled by TorchScript
+            if usable(x):
+                return norm_act(x, self.bn, self.act)
+            return self.forward_norm(x)
+
+    def forward_norm(self, x: Tensor) -> Tensor:
+        return plain_activation(to_nhwc(self.bn(to_nchw(x))), self.act)
 
     def fuse(self) -> None:
         if isinstance(self.bn, nn.BatchNorm2d):
@@ -190,12 +263,11 @@ class ConvEmbed(nn.Module):
         kernel = stride if kind == "patch" else 7 if stem else 3
         padding = 0 if kind == "patch" else 2 if stride == 4 else kernel // 2
         self.multiple = stride if kind == "patch" else 1
-        self.proj = nn.Conv2d(in_chs, dim, kernel, stride, padding, **dd)
-        self.norm = nn.LayerNorm(dim, **dd)
+        self.proj = MapConv(in_chs, dim, kernel, stride, padding, **dd)
+        self.norm = LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = pad_to_multiple(x, self.multiple)
-        return self.norm(to_nhwc(self.proj(to_nchw(x))))
+        return self.norm(self.proj(pad_to_multiple(x, self.multiple)))
 
 
 def sinusoid_table(length: int, dim: int) -> Tensor:
@@ -266,3 +338,17 @@ class PairDropPath(nn.Module):
             if cls is not None:
                 cls = cls * keep
         return x, cls
+
+
+class StochasticDepth(nn.Module):
+    """Which pictures of a batch skip a branch of a block; map and class token skip it together."""
+
+    def __init__(self, drop_prob: float):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Optional[Tensor]:
+        """(B,) factors of the branch, 0 or 1 / (1 - drop_prob); None where nothing is dropped."""
+        if self.drop_prob > 0 and self.training:
+            return drop_path(x.new_ones(x.shape[0]), self.drop_prob, self.training)
+        return None

@@ -35,6 +35,9 @@ from timm.layers import DropPath, register_notrace_function
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch
+from weft.kernels.conv_norm import keep_factors
+from weft.kernels.switch import usable
+from weft.kernels.token_attention import pixels_to_tokens, split, tokens_to_pixels
 from weft.models.layers import PointwiseConv, image_to_map, to_nchw, to_nhwc
 
 __all__ = [
@@ -73,7 +76,31 @@ class GroupedConv(nn.Conv2d):
         _kaiming(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if usable(x) and not torch.jit.is_scripting():  # cudnn copies what it reads and writes
+            by_group = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
+            y = torch.baddbmm(self.group_bias().unsqueeze(1), by_group, self.matrices().transpose(1, 2))
+            return y.transpose(0, 1).reshape(*x.shape[:-1], -1)
         return to_nhwc(F.conv2d(to_nchw(x), self.weight, self.bias, groups=self.groups))
+
+    def matrices(self) -> Tensor:
+        return self.weight.view(self.groups, -1, self.weight.shape[1])  # (groups, C_out / groups, C_in / groups)
+
+    def group_bias(self) -> Tensor:
+        assert self.bias is not None
+        return self.bias.view(self.groups, -1)
+
+    def absorb(self, tokens: Tensor) -> Tensor:
+        """(B, L, C_out) tokens t -> t W, (B, groups, L, C_in / groups): t (W x + b) = (t W) x + t b for any pixel x."""
+        return self._by_group(tokens, self.matrices())
+
+    def shift(self, tokens: Tensor) -> Tensor:
+        """(B, L, C_out) tokens t -> t b, (B, groups, L)."""
+        return self._by_group(tokens, self.group_bias().unsqueeze(2)).squeeze(3)
+
+    def _by_group(self, tokens: Tensor, matrices: Tensor) -> Tensor:
+        batch, count, _ = tokens.shape
+        by_group = tokens.reshape(batch * count, self.groups, -1).transpose(0, 1)  # (groups, B * L, C_out / groups)
+        return torch.bmm(by_group, matrices).view(self.groups, batch, count, -1).transpose(0, 1)
 
 
 def _kaiming(weight: Tensor, bias: Optional[Tensor]) -> None:
@@ -127,7 +154,10 @@ class FilterTokenizer(nn.Module):
 
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> Tensor:
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1)  # (B, H*W, L), over the pixels
-        return self.token(attention.transpose(1, 2) @ self.value(x).flatten(1, 2))
+        attention = attention.transpose(1, 2)
+        if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
+            return self.token(self.value(attention @ x.flatten(1, 2)))
+        return self.token(attention @ self.value(x).flatten(1, 2))
 
 
 class ClusteringTokenizer(nn.Module):
@@ -153,6 +183,8 @@ class ClusteringTokenizer(nn.Module):
         pixels = x.flatten(1, 2)  # (B, H*W, C)
         centroids = k_means(pixels, pool_tokens(x, self.grid), self.iterations)  # (B, L, C)
         attention = (centroids @ pixels.transpose(1, 2) * self.scale).softmax(dim=2)  # (B, L, H*W), over the pixels
+        if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
+            return self.token(self.value(attention @ pixels))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -193,10 +225,19 @@ class RecurrentTokenizer(nn.Module):
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> Tensor:
         assert tokens is not None, "a recurrent tokenizer needs the tokens of the module before it"
         asking = tokens.shape[1] - self.carried
-        q = _split(self.query(tokens[:, :asking]), self.heads)  # (B, heads, L, C / heads)
-        k, v = _split(self.key(x), self.heads), _split(self.value(x), self.heads)  # (B, heads, H*W, C / heads)
-        new = self.token(_merge(F.scaled_dot_product_attention(q, k, v)))
+        new = self.token(self.ask(self.query(tokens[:, :asking]), x))
         return torch.cat([new, tokens[:, asking:]], dim=1) if self.carried else new
+
+    def ask(self, q: Tensor, x: Tensor) -> Tensor:
+        """(B, L, C) queries and the map -> (B, L, C), the values of the pixels as the queries weigh them."""
+        if usable(x) and not torch.jit.is_scripting():
+            keys = self.key.absorb(q)
+            if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
+                keys = torch.add(keys, self.key.group_bias().unsqueeze(1), alpha=0)
+            scale = (q.shape[2] // self.heads) ** -0.5
+            return self.value(pixels_to_tokens(keys, x.flatten(1, 2), scale))
+        k, v = _split(self.key(x), self.heads), _split(self.value(x), self.heads)  # (B, heads, H*W, C / heads)
+        return _merge(F.scaled_dot_product_attention(_split(q, self.heads), k, v))
 
 
 def token_grid(num_tokens: int) -> tuple[int, int]:
@@ -306,9 +347,16 @@ class Projector(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
+        if usable(x) and not torch.jit.is_scripting():
+            keys, shift = self.query.absorb(key), self.query.shift(key)
+            scale = (key.shape[2] // self.heads) ** -0.5
+            keep = keep_factors(self.drop_path, x)
+            added = shortcut.flatten(1, 2)
+            y = tokens_to_pixels(x.flatten(1, 2), keys, shift, split(value, self.heads), added, keep, scale)
+            return y.view(shortcut.shape)
         q = _split(self.query(x), self.heads)  # (B, heads, H*W, C / heads)
-        k, v = _split(self.key(tokens), self.heads), _split(self.value(tokens), self.heads)  # (B, heads, L, C / heads)
-        shortcut = self.shortcut(x)
+        k, v = _split(key, self.heads), _split(value, self.heads)  # (B, heads, L, C / heads)
         y = _merge(F.scaled_dot_product_attention(q, k, v)).view(shortcut.shape)
         return shortcut + self.drop_path(y)
 

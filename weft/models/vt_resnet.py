@@ -26,11 +26,12 @@ The paper's "stochastic depth" and "dropout" are spread here over ResNet blocks 
 from typing import Any, Optional
 
 import torch
-from timm.models import checkpoint, generate_default_cfgs, register_model
-from timm.models.resnet import BasicBlock, Bottleneck
+from timm.models import checkpoint, generate_default_cfgs, register_model, resnet
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates
+from weft.kernels.conv_norm import conv_norm, keep_factors
+from weft.kernels.switch import usable
 from weft.models._timm import make_blocks
 from weft.models.base import HybridModel, build
 from weft.models.layers import MaxPool, grid_size, image_to_map, to_nchw, to_nhwc
@@ -38,13 +39,55 @@ from weft.models.vt import RELATIONS, VisualTransformer
 
 __all__ = ["VTResNet"]
 
-BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 BOTTLENECK_STRIDES = ("1x1", "3x3")
 STEM_STRIDES = (1, 2, 4)
 FIRST_TOKENIZERS = ("filter", "pooling", "clustering")
 LATER_TOKENIZERS = ("recurrent", *FIRST_TOKENIZERS)
 PROJECTORS = ("every", "inner", "none")
 STAGES = 3
+
+
+class BasicBlock(resnet.BasicBlock):
+    """timm's, run by kernels on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if usable(x) and not torch.jit.is_scripting():
+            return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2)])
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.bn2(self.conv2(x))
+        if self.drop_path is not None:
+            x = self.drop_path(x)
+        return self.act2(x + shortcut)
+
+
+class Bottleneck(resnet.Bottleneck):
+    """timm's, run by kernels on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if usable(x) and not torch.jit.is_scripting():
+            return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)])
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.act2(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        if self.drop_path is not None:
+            x = self.drop_path(x)
+        return self.act3(x + shortcut)
+
+
+BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
+
+
+def run_block(block: BasicBlock | Bottleneck, x: Tensor, layers: list[tuple[nn.Conv2d, nn.Module]]) -> Tensor:
+    """A block whose convolutions take BatchNorm, ReLU and, the last one, the shortcut with them."""
+    x = shortcut = to_nhwc(x)
+    if block.downsample is not None:
+        down: Any = block.downsample
+        shortcut = conv_norm(x, *down, "none", "none")
+    for conv, norm in layers[:-1]:
+        x = conv_norm(x, conv, norm, "none", "relu")
+    return to_nchw(conv_norm(x, *layers[-1], "none", "relu", shortcut, keep_factors(block.drop_path, x)))
 
 
 class ResNetTrunk(nn.Module):
@@ -84,9 +127,15 @@ class ResNetTrunk(nn.Module):
             for _, (first, *_) in named_stages:
                 first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
+    def stem(self, x: Tensor) -> Tensor:
+        if usable(x) and not torch.jit.is_scripting():
+            y = to_nchw(conv_norm(to_nhwc(x), self.conv1, self.bn1, "none", "relu"))
+            return self.act1(y) if self.act1._forward_hooks else y  # the hooks wait for this map
+        return self.act1(self.bn1(self.conv1(x)))
+
     def forward(self, x: Tensor, last: Optional[int] = None) -> list[Tensor]:
         """(B, C, H, W) pictures in channels-last format -> maps behind act1, layer1, layer2, layer3, up to `last`."""
-        maps = [self.act1(self.bn1(self.conv1(x)))]
+        maps = [self.stem(x)]
         if last is None or last >= 1:
             x = to_nchw(self.maxpool(to_nhwc(maps[-1])))
             maps.append(self.layer1(x))

@@ -5,20 +5,57 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
+from weft.kernels import usable
+from weft.kernels.switch import amp_dtype
+from weft.kernels.window_attention import fits, window_attention
 from weft.models.layers import pad_to_multiple, sizes_are_fixed
 
 
 @register_notrace_function
 def windowed_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, num_heads: int, window: int, shifted: bool, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    index: Tensor,
+    num_heads: int,
+    window: int,
+    shifted: bool,
+    dropout: float,
 ) -> Tensor:
     """Multi-head attention of (B, H, W, C) maps inside windows of `window` x `window` pixels.
 
-    `bias`, (1, heads, N, N) with N = window ** 2, is added to the logits of every window. Maps that the windows do not
-    fit are padded, and nothing sees the padding. `shifted` windows start half a window further, except along an axis
-    that one window covers.
+    `table`, ((2 window - 1) ** 2, heads), has a bias for every step from one pixel of a window to another, and `index`,
+    (N * N,) with N = window ** 2, says where each pair of pixels finds its own: timm's, as in Swin. Maps that the
+    windows do not fit are padded, and nothing sees the padding. `shifted` windows start half a window further, except
+    along an axis that one window covers.
     """
+    if torch.jit.is_scripting():
+        return plain_windowed_attention(q, k, v, table, index, num_heads, window, shifted, dropout)
+    else:  # not compiled by TorchScript
+        _, height, width, _ = q.shape
+        known = dropout == 0.0 and sizes_are_fixed(height, width) and fits(q, num_heads, window)
+        if not known or not usable(q):
+            return plain_windowed_attention(q, k, v, table, index, num_heads, window, shifted, dropout)
+        dtype = amp_dtype(q)
+        return window_attention(q.to(dtype), k.to(dtype), v.to(dtype), table, window, shifted)
+
+
+def plain_windowed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    index: Tensor,
+    num_heads: int,
+    window: int,
+    shifted: bool,
+    dropout: float,
+) -> Tensor:
+    """`windowed_attention` by cutting windows out of the maps: what defines the kernel, and where none is used."""
     _, height, width, _ = q.shape
+    area = window * window
+    bias = table[index].view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
     q = cut_windows(q, window, shifted, num_heads)
     k = cut_windows(k, window, shifted, num_heads)
     v = cut_windows(v, window, shifted, num_heads)

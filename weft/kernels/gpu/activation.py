@@ -1,5 +1,7 @@
 """Activations as one pass over memory."""
 
+# pyright: basic, reportCallIssue=false
+
 import torch
 import triton
 import triton.language as tl

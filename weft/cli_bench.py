@@ -1,0 +1,143 @@
+"""The command that measures speed: `weft bench`, of models and of kernels."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from weft.errors import WeftError, check_positive, check_ratio
+from weft.terminal import Flag, OutFile, check_out, progress_of, write_out
+
+if TYPE_CHECKING:
+    from weft.bench import Row
+
+Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
+
+
+def bench(
+    *models: str,
+    train: Annotated[bool, Flag] = False,
+    compile: Annotated[bool, Flag] = False,
+    against: Names = [],  # noqa: B006  cyclopts never changes it
+    batch: Annotated[int | None, Parameter(negative="")] = None,
+    img_size: int = 224,
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None,
+    device: str = "auto",
+    seconds: float = 3.0,
+    fuse: bool = True,
+    kernels: Annotated[bool, Flag] = False,
+    only: Names = [],  # noqa: B006
+    as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+) -> None:
+    """Measure how fast models are, next to others in the same run: pictures per second, memory, ratio.
+
+    Inference runs Weft's models through `weft.fuse`, every model in the type given; training is forward, backward and
+    AdamW under autocast. Every round times every model in turn.
+
+    Parameters
+    ----------
+    models
+        Names of `weft models` or of timm's, or hf:cvt-13 and hf:cvt-21 of transformers.
+    train
+        Measure a training step instead of inference.
+    compile
+        Run all models through torch.compile.
+    against
+        Peers: one for each model, or one for all.
+    batch
+        Pictures at once; by default 256 on a GPU, 128 to train, 8 on a CPU.
+    img_size
+        Side of the pictures.
+    dtype
+        By default bf16 on a GPU, fp32 on a CPU.
+    device
+        auto, cpu, cuda or cuda:N.
+    seconds
+        To measure each model.
+    fuse
+        Fold BatchNorm away in inference of Weft's models, as one would to use them.
+    kernels
+        Measure Weft's kernels on this GPU instead, and keep what was fastest for this machine.
+    only
+        With --kernels: beginnings of operations' names.
+    as_json
+        Write the numbers to this file, with machine, versions and settings; - for standard output. With --kernels:
+        write the table there.
+    """
+    check_out(json=as_json)
+    if kernels:
+        _kernels(list(models), only, as_json)
+        return
+    if not models:
+        raise WeftError("No model given; `weft models` lists them, or measure kernels with --kernels.")
+    if only:
+        raise WeftError("--only chooses among kernels; it needs --kernels.")
+    check_positive(batch=1 if batch is None else batch, img_size=img_size)
+    check_ratio(seconds=seconds)
+
+    from weft import bench as measuring
+    from weft.engine.device import pick_device
+
+    place = pick_device(device)
+    gpu = place.type == "cuda"
+    if dtype == "fp16" and not gpu:
+        raise WeftError("--dtype fp16 needs a GPU; choose bf16 or fp32.")
+    settings = measuring.Settings(
+        train=train,
+        compile=compile,
+        batch=batch or ((128 if train else 256) if gpu else 8),
+        img_size=img_size,
+        dtype=dtype or ("bf16" if gpu else "fp32"),
+        device=str(place),
+        fuse=fuse,
+    )
+    with progress_of("timings", quiet=False) as progress:
+        rows = measuring.measure(models, against, settings, seconds, progress)
+    result = measuring.as_json(rows, settings, seconds)
+    if as_json:
+        write_out(as_json, json.dumps(result, indent=2) + "\n")
+    if as_json != "-":
+        print(measuring.title(result))
+        _print(rows)
+        if as_json:
+            print(f"Wrote {as_json}.")
+    if any(row.error for row in rows):
+        sys.exit(1)
+
+
+def _print(rows: "list[Row]") -> None:
+    from weft.bench import HEADER, cells
+
+    if not sys.stdout.isatty():
+        from weft.analysis.show import columns
+
+        print("\n".join(columns([HEADER, *cells(rows)], right=range(1, 6))))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(HEADER):
+        table.add_column(name, justify="right" if 1 <= i <= 5 else "left")
+    for row, texts in zip(rows, cells(rows), strict=True):
+        style = "red" if row.error else "bold" if row.ratio is not None else ""
+        table.add_row(*(Text(text, style=style) for text in texts))
+    Console().print(table)
+
+
+def _kernels(models: list[str], only: list[str], file: str) -> None:
+    if models:
+        raise WeftError(f"--kernels measures no models; leave {models[0]!r}, or choose kernels with --only.")
+    if file == "-":
+        raise WeftError("--kernels prints its progress; give --json a file.")
+
+    from pathlib import Path
+
+    from weft.kernels import choose, measure
+
+    why = measure.why_not()
+    if why:
+        raise WeftError(why)
+    measure.measure_into(Path(file) if file else choose.own_table(), only)

@@ -1,0 +1,173 @@
+"""Convolution with bias, shortcut and activation, for inference.
+
+Torch has cudnn convolve and then goes over the map for the bias in a slow kernel, again for the shortcut and again for
+the activation. Here a 1x1 convolution is a matrix product that does all of it as it writes, and any other convolution
+is followed by one pass. Which way is fastest differs from layer to layer, so it is a launch parameter like tile sizes:
+
+    "linear"     cublas, with the bias and a ReLU as it writes; 1x1 convolutions without a shortcut
+    "library"    cudnn, then one pass in place for everything else
+    "kernel"     Triton, all in one
+"""
+
+from functools import partial
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.kernels.activation import plain_activation
+from weft.kernels.case import Case
+from weft.kernels.op import define
+from weft.kernels.switch import amp_dtype, usable
+
+
+def plain_conv_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    residual: Optional[Tensor],
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    act: str,
+) -> Tensor:
+    """The twin: act(conv(x) + bias + residual) of (B, C, H, W) maps."""
+    y = F.conv2d(x, weight, bias, stride, padding, groups=groups)
+    return plain_activation(y if residual is None else y + residual, act)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    residual: Optional[Tensor],
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    act: str,
+) -> Tensor:
+    from weft.kernels.gpu import conv_act
+
+    return conv_act.forward(x, weight, bias, residual, stride, padding, groups, act)
+
+
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    residual: Optional[Tensor],
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+    act: str,
+) -> Tensor:
+    height, width = output_size(x, weight, stride, padding)
+    return x.new_empty(x.shape[0], height, width, weight.shape[0]).permute(0, 3, 1, 2)
+
+
+def output_size(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> tuple[int, int]:
+    height, width = ((x.shape[2 + i] + 2 * padding[i] - weight.shape[2 + i]) // stride[i] + 1 for i in range(2))
+    return height, width
+
+
+conv_act_forward = define(
+    "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual,"
+    " int[] stride, int[] padding, int groups, str act) -> Tensor",
+    plain_conv_act,
+    _launch,
+    _fake,
+)
+
+
+def conv_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    groups: int,
+    act: str,
+    residual: Optional[Tensor] = None,
+) -> Tensor:
+    """act(conv(x) + bias + residual) of channels-last (B, C, H, W) maps. The kernels have no gradient; the twin has."""
+    if torch.is_grad_enabled() or not usable(x) or (bias is None and residual is None and act == "none"):
+        return plain_conv_act(x, weight, bias, residual, list(stride), list(padding), groups, act)
+    dtype = amp_dtype(x)
+    return conv_act_forward(x.to(dtype), weight.to(dtype), bias, residual, stride, padding, groups, act)
+
+
+def cases(batch: int = 256) -> list[Case]:
+    """Convolutions of VT-ResNet-18 and -50 and of CETNet's CE units at 224 pixels."""
+    layers = [  # side of the map that comes, channels in and out, kernel, stride, whether there is a shortcut, act
+        (56, 64, 64, 3, 1, False, "relu"),  # VT-R18
+        (56, 64, 64, 3, 1, True, "relu"),
+        (56, 64, 128, 3, 2, False, "relu"),
+        (28, 128, 128, 3, 1, True, "relu"),
+        (14, 256, 256, 3, 1, True, "relu"),
+        (56, 64, 128, 1, 2, False, "none"),
+        (56, 64, 64, 1, 1, False, "relu"),  # VT-R50
+        (56, 64, 256, 1, 1, False, "none"),
+        (56, 64, 256, 1, 1, True, "relu"),
+        (56, 256, 64, 1, 1, False, "relu"),
+        (56, 256, 128, 1, 2, False, "relu"),
+        (56, 256, 512, 1, 2, False, "none"),
+        (28, 128, 128, 3, 1, False, "relu"),
+        (28, 128, 512, 1, 1, True, "relu"),
+        (28, 512, 128, 1, 1, False, "relu"),
+        (28, 512, 256, 1, 2, False, "relu"),
+        (28, 512, 1024, 1, 2, False, "none"),
+        (14, 256, 256, 3, 1, False, "relu"),
+        (14, 256, 1024, 1, 1, True, "relu"),
+        (14, 1024, 256, 1, 1, False, "relu"),
+        (112, 32, 32, 3, 1, False, "gelu"),  # CETNet-T
+        (112, 32, 64, 3, 2, False, "gelu"),
+        (56, 32, 64, 3, 1, False, "gelu"),
+        (56, 64, 32, 1, 1, True, "none"),
+        (56, 64, 128, 1, 1, False, "gelu"),
+        (28, 128, 64, 1, 1, True, "none"),
+        (28, 128, 256, 1, 1, False, "gelu"),
+        (14, 256, 512, 1, 1, False, "gelu"),
+    ]
+    return [_case(batch, *layer) for layer in layers]
+
+
+def _case(
+    batch: int, side: int, channels: int, features: int, kernel: int, stride: int, shortcut: bool, act: str
+) -> Case:
+    small = -(-side // stride)
+    rows = batch * small * small
+    fast = kernel == 1 and stride == 1 and not shortcut and act in ("none", "relu")
+    tiles = [(128, 64, 64, 4, 3), (128, 64, 32, 4, 4), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (128, 256, 64, 8, 3)]
+    candidates: list[dict[str, int | str]] = [{"how": "linear"}] if fast else [{"how": "library"}]
+    candidates += [
+        {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
+        for m, n, k, warps, stages in tiles
+        if n <= features
+    ]
+
+    def inputs(device: torch.device) -> tuple[Tensor | None, ...]:
+        def random(*shape: int) -> Tensor:
+            made = torch.randn(*shape, device=device, dtype=torch.bfloat16)
+            return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+        return (
+            random(batch, channels, side, side),
+            random(features, channels, kernel, kernel) * (kernel * kernel * channels) ** -0.5,
+            random(features),
+            random(batch, features, small, small) if shortcut else None,
+        )
+
+    rest = dict(stride=[stride] * 2, padding=[kernel // 2] * 2, groups=1, act=act)
+    return Case(
+        operation="conv_act",
+        shape=dict(
+            rows=rows, channels=channels, features=features, kernel=kernel, stride=stride, residual=shortcut, act=act
+        ),
+        inputs=inputs,
+        kernel=partial(_launch, **rest),
+        plain=partial(plain_conv_act, **rest),
+        bytes=2 * (batch * side * side * channels + rows * features * (2 if shortcut else 1)),
+        flops=2 * rows * channels * features * kernel * kernel,
+        candidates=candidates,
+    )

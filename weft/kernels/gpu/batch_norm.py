@@ -1,0 +1,264 @@
+"""BatchNorm on rows of C channels: statistics in one pass, act(keep * bn(x) + residual) in another; two passes back.
+
+A program has a block of channels and a share of the rows, every `programs`-th tile of them. What it finds about its
+share goes to a table with a line per program, from which a small kernel or a sum makes the whole.
+"""
+
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.activations import KINDS, activate, slope
+from weft.kernels.gpu.processors import processors
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
+    """Welford's means and sums of squared deviations, one per row of a tile and channel, then merged."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    mean = tl.zeros((ROWS, WIDTH), tl.float32)
+    squares = tl.zeros((ROWS, WIDTH), tl.float32)
+    count = tl.zeros((ROWS,), tl.float32)
+    seen = 0.0
+    for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (channel < C)[None, :]
+        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        seen += 1.0
+        count += tl.where(row < rows, 1.0, 0.0)
+        change = tl.where((row < rows)[:, None], value - mean, 0.0)
+        mean += change * (1.0 / seen)
+        squares += change * (value - mean)
+    total = tl.sum(count, axis=0)
+    merged = tl.sum(mean * count[:, None], axis=0) / total
+    off = mean - merged[None, :]
+    squares += off * off * count[:, None]
+    line = partial + program * 2 * C
+    tl.store(line + channel, merged, mask=channel < C)
+    tl.store(line + C + channel, tl.sum(squares, axis=0), mask=channel < C)
+
+
+@triton.jit(do_not_specialize=["rows", "programs"])
+def _merge(
+    partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
+    C: tl.constexpr, TILE: tl.constexpr, RUNNING: tl.constexpr, COUNTED: tl.constexpr,
+    LINES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance of all rows from those of every program's share; then the running ones."""
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = channel < C
+    around = tl.load(partial + channel, mask=inside, other=0.0)  # near every mean, so that differences are small
+    total = tl.zeros((LINES, WIDTH), tl.float32)
+    squares = tl.zeros((LINES, WIDTH), tl.float32)
+    for first in range(0, programs, LINES):
+        program = first + tl.arange(0, LINES)
+        # A program has every `programs`-th tile; the last tile may be short.
+        tiles = (rows + TILE - 1) // TILE
+        own = (tiles - program + programs - 1) // programs
+        short = tl.where((tiles - 1) % programs == program, tiles * TILE - rows, 0)
+        count = (own * TILE - short).to(tl.float32)[:, None]
+        mask = (program < programs)[:, None] & inside[None, :]
+        line = partial + (program * 2 * C)[:, None] + channel[None, :]
+        off = tl.where(mask, tl.load(line, mask=mask, other=0.0) - around[None, :], 0.0)
+        total += off * count
+        squares += tl.load(line + C, mask=mask, other=0.0) + off * off * count
+    shift = tl.sum(total, axis=0) / rows
+    found_mean = around + shift
+    found = tl.maximum(tl.sum(squares, axis=0) / rows - shift * shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(mean + channel, found_mean, mask=inside)
+    tl.store(var + channel, found, mask=inside)
+    if RUNNING:
+        before = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32)
+        tl.store(running_mean + channel, before + momentum * (found_mean - before), mask=inside)
+        before = tl.load(running_var + channel, mask=inside, other=0.0).to(tl.float32)
+        unbiased = found * (rows / (rows - 1.0))
+        tl.store(running_var + channel, before + momentum * (unbiased - before), mask=inside)
+    if COUNTED:  # noqa: SIM102  known when it is compiled
+        if tl.program_id(0) == 0:
+            tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def _channels(mean, var, weight, bias, channel, eps, C: tl.constexpr):
+    """Of some channels: mean, inverse of the standard deviation, weight and bias, each (1, WIDTH)."""
+    inside = channel < C
+    rstd = tl.rsqrt(tl.load(var + channel, mask=inside, other=1.0).to(tl.float32) + eps)
+    centre = tl.load(mean + channel, mask=inside, other=0.0).to(tl.float32)
+    gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+    beta = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    return centre[None, :], rstd[None, :], gamma[None, :], beta[None, :]
+
+
+@triton.jit(do_not_specialize=["rows", "positions"])
+def _apply(
+    x, mean, var, weight, bias, residual, keep, y, rows, positions, eps,
+    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """act(keep * bn(x) + residual) of a tile."""
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = (row < rows)[:, None] & (channel < C)[None, :]
+    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
+    value = (value - centre) * (rstd * gamma) + beta
+    if HAS_KEEP:
+        value *= tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if HAS_RESIDUAL:
+        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, activate(value, ACT), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "positions"])
+def _reduce(
+    grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial, rows, positions, eps,
+    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
+    grad_gamma = tl.zeros((ROWS, WIDTH), tl.float32)
+    grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (channel < C)[None, :]
+        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
+        unit = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
+        upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        if HAS_KEEP:
+            factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+        if ACT:
+            value = unit * gamma + beta
+            if HAS_KEEP:
+                value *= factor
+            if HAS_RESIDUAL:
+                value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+            upstream *= slope(value, ACT)
+            if HAS_RESIDUAL:
+                tl.store(grad_residual + at, upstream, mask=mask)
+        if HAS_KEEP:
+            upstream *= factor
+        grad_gamma += upstream * unit
+        grad_beta += upstream
+    line = partial + program * 2 * C
+    tl.store(line + channel, tl.sum(grad_gamma, axis=0), mask=channel < C)
+    tl.store(line + C + channel, tl.sum(grad_beta, axis=0), mask=channel < C)
+
+
+@triton.jit(do_not_specialize=["rows", "positions"])
+def _input_gradient(
+    grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions, share, eps,
+    C: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of a tile. `share` is what one row has in mean and variance: one by all rows, or zero if these are fixed."""
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = (row < rows)[:, None] & (channel < C)[None, :]
+    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
+    upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
+    along = tl.load(parameters + channel, mask=channel < C, other=0.0)[None, :] * share
+    level = tl.load(parameters + C + channel, mask=channel < C, other=0.0)[None, :] * share
+    unit = (value - centre) * rstd
+    if HAS_KEEP:
+        factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if ACT:
+        value = unit * gamma + beta
+        if HAS_KEEP:
+            value *= factor
+        upstream *= slope(value, ACT)
+    if HAS_KEEP:
+        upstream *= factor
+    tl.store(grad_x + at, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
+
+
+def _width(channels: int, most: int) -> int:
+    """Channels of a program: the power of two that divides C, or one above C where that would be too few."""
+    whole = channels & -channels
+    return min(whole if whole >= 32 else triton.next_power_of_2(channels), most)
+
+
+def _grid(x: Tensor, launch: dict[str, int]) -> tuple[int, int, int, int, int]:
+    """Rows, channels, rows of a tile, channels of a tile, and blocks of channels."""
+    channels = x.shape[-1]
+    width = _width(channels, launch["width"])
+    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, triton.cdiv(channels, width)
+
+
+def _shares(x: Tensor, rows: int, tile: int, blocks: int, launch: dict[str, int]) -> int:
+    """How many programs share the rows of one block of channels: all together occupy the GPU."""
+    return min(triton.cdiv(rows, tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
+
+
+def statistics(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel of a contiguous x; updates the running ones."""
+    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1])
+    launch = launch_parameters("batch_norm_statistics", x.device, default, **shape)
+    rows, channels, tile, width, blocks = _grid(x, launch)
+    programs = _shares(x, rows, tile, blocks, launch)
+    partial, mean, var = (torch.empty(n, device=x.device) for n in (programs * 2 * channels, channels, channels))
+    _statistics[(programs, blocks)](
+        x, partial, rows, channels, tile, width, launch["stages"], num_warps=launch["num_warps"]
+    )
+    _merge[(triton.cdiv(channels, 16),)](
+        partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
+        channels, tile, running_mean is not None, batches is not None, 256, 16, num_warps=8,
+    )  # fmt: skip
+    return mean, var
+
+
+def apply(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, keep: Tensor | None,
+    eps: float, act: str, y: Tensor,
+) -> None:  # fmt: skip
+    """Fills y with act(keep * bn(x) + residual); all maps are contiguous."""
+    default = dict(elements=2048, width=128, num_warps=4)
+    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
+    launch = launch_parameters("batch_norm", x.device, default, **shape)
+    rows, channels, tile, width, blocks = _grid(x, launch)
+    _apply[(triton.cdiv(rows, tile), blocks)](
+        x, mean, var, weight, bias, residual, keep, y, rows, rows // len(x), eps,
+        channels, residual is not None, keep is not None, KINDS[act], tile, width, num_warps=launch["num_warps"],
+    )  # fmt: skip
+
+
+def backward(
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, training: bool,
+    grad_x: Tensor, grad_residual: Tensor,
+) -> Tensor:  # fmt: skip
+    """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias, (2, C)."""
+    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
+    launch = launch_parameters("batch_norm_backward", x.device, default, **shape)
+    rows, channels, tile, width, blocks = _grid(x, launch)
+    programs = _shares(x, rows, tile, blocks, launch)
+    partial = torch.empty(programs, 2, channels, device=x.device)
+    kind, positions = KINDS[act], rows // len(x)
+    _reduce[(programs, blocks)](
+        grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial, rows, positions, eps,
+        channels, residual is not None, keep is not None, kind, tile, width, launch["stages"],
+        num_warps=launch["num_warps"],
+    )  # fmt: skip
+    parameters = partial.sum(0)
+    if residual is not None and kind:  # the activation's slope is already in the gradient of the residual
+        grad, kind = grad_residual, 0
+    _input_gradient[(triton.cdiv(rows, tile), blocks)](
+        grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions,
+        1.0 / rows if training else 0.0, eps,
+        channels, keep is not None, kind, tile, width, num_warps=launch["num_warps"],
+    )  # fmt: skip
+    return parameters

@@ -1,0 +1,326 @@
+# pyright: basic
+"""Depth-wise convolution: every value of the map is read, converted and activated once, and used K * K times.
+
+A program makes a tile of ROWS x COLS outputs of BLOCK_C channels. Channels lie along the lanes; columns are written
+out, each a tensor of its own, so that neighbours are other registers; the program slides down the rows and keeps the
+last K of them, as a tuple of tuples of (BLOCK_C,) tensors, the `window`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.activations import KINDS, activate
+
+SIZES = ["H", "W", "out_H", "out_W"]  # these differ from picture to picture and are not worth a kernel each
+
+
+@triton.jit
+def tile(pid, rows, cols, C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Of a program: its channels, its first column and row, and its picture. Neighbours share rows of the map."""
+    blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    across, down = tl.cdiv(cols, COLS), tl.cdiv(rows, ROWS)
+    channel = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    pid = pid // blocks
+    col = pid % across * COLS
+    pid = pid // across
+    return channel, col, pid % down * ROWS, (pid // down).to(tl.int64)
+
+
+@triton.jit
+def load_channels(values, channel, C: tl.constexpr, default: tl.constexpr):
+    if values is None:
+        return tl.full(channel.shape, default, tl.float32)
+    else:
+        return tl.load(values + channel, mask=channel < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_filter(weight, bias, scale, shift, channel, C: tl.constexpr, K: tl.constexpr):
+    """The K * K taps of each channel and what is added to their sum, with scale and shift worked in."""
+    factor = load_channels(scale, channel, C, 1.0)
+    offset = load_channels(bias, channel, C, 0.0) * factor + load_channels(shift, channel, C, 0.0)
+    taps = ()
+    for t in tl.static_range(K * K):
+        tap = tl.load(weight + channel * (K * K) + t, mask=channel < C, other=0.0)
+        taps = taps + (tap.to(tl.float32) * factor,)
+    return taps, offset
+
+
+@triton.jit
+def load_row(x, row, col, H, W, channel, C: tl.constexpr, N: tl.constexpr, BEFORE: tl.constexpr, LAST: tl.constexpr):
+    """Columns col .. col + N - 1 of a row of an (H, W, C) picture, zeros outside of it.
+
+    The first BEFORE columns may lie left of the picture, those from LAST on right of it.
+    """
+    at = (row * W + col).to(tl.int64) * C + channel
+    limit = tl.where((row >= 0) & (row < H), C, 0)  # how many channels there are
+    values = ()
+    for c in tl.static_range(N):
+        here = limit
+        if c < BEFORE:
+            here = tl.where(col + c >= 0, here, 0)
+        if c >= LAST:
+            here = tl.where(col + c < W, here, 0)
+        values = values + (tl.load(x + at + c * C, mask=channel < here, other=0.0).to(tl.float32),)
+    return values
+
+
+@triton.jit
+def correlate(window, taps, offset, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr):
+    """The sum of taps over the K x K values of the window at (TOP, LEFT)."""
+    total = offset
+    for t in tl.static_range(K * K):
+        total = tl.fma(window[TOP + t // K][LEFT + t % K], taps[t], total)
+    return total
+
+
+# Input p and tap i belong to output (p + K // 2 - i) / STRIDE, where that is whole. The window of gradients begins
+# (K // 2) // STRIDE rows and columns before the tile.
+
+
+@triton.jit
+def output_grad(window, ROW: tl.constexpr, COL: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
+    return window[ROW // STRIDE + K // 2 // STRIDE][COL // STRIDE + K // 2 // STRIDE]
+
+
+@triton.jit
+def input_grad(total, window, taps, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
+    """Adds what the input at (TOP, LEFT) of the tile gets back from every output that it went into."""
+    for t in tl.static_range(K * K):
+        if (TOP + K // 2 - t // K) % STRIDE == 0 and (LEFT + K // 2 - t % K) % STRIDE == 0:
+            grad = output_grad(window, TOP + K // 2 - t // K, LEFT + K // 2 - t % K, K, STRIDE)
+            total = tl.fma(grad, taps[t], total)
+    return total
+
+
+@triton.jit
+def weight_grad(sums, value, window, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
+    """Adds to the sum of every tap the input `value` at (TOP, LEFT) times the gradient of the output they go into."""
+    added = ()
+    for t in tl.static_range(K * K):
+        if (TOP + K // 2 - t // K) % STRIDE == 0 and (LEFT + K // 2 - t % K) % STRIDE == 0:
+            grad = output_grad(window, TOP + K // 2 - t // K, LEFT + K // 2 - t % K, K, STRIDE)
+            added = added + (tl.fma(grad, value, sums[t]),)
+        else:
+            added = added + (sums[t],)
+    return added
+
+
+@triton.jit
+def zeros(like, N: tl.constexpr):
+    """N sums at zero."""
+    sums = ()
+    for _ in tl.static_range(N):
+        sums = sums + (tl.zeros(like.shape, tl.float32),)
+    return sums
+
+
+@triton.jit
+def store_sums(partials, sums, channel, C: tl.constexpr, N: tl.constexpr):
+    for t in tl.static_range(N):
+        tl.store(partials + t * C + channel, sums[t], mask=channel < C)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _forward(
+    x, weight, bias, scale, shift, y, H, W, out_H, out_W, x_batch,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, ACT_IN: tl.constexpr, ACT: tl.constexpr,
+    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
+    x += picture * x_batch
+    y += picture * out_H * out_W * C
+    taps, offset = load_filter(weight, bias, scale, shift, channel, C, K)
+
+    N: tl.constexpr = (COLS - 1) * STRIDE + K
+    PAD: tl.constexpr = K // 2
+    LAST: tl.constexpr = PAD + COLS * STRIDE if EVEN else 0  # where the tile's own columns end, if they are inside
+    left = col * STRIDE - PAD
+    window = ()
+    for i in tl.static_range(K - STRIDE):
+        values = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST)
+        window = window + (activate_all(values, ACT_IN, N),)
+    for step in range(tl.minimum(ROWS, out_H - first)):
+        row = first + step
+        for i in tl.static_range(K - STRIDE, K):
+            values = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST)
+            window = window + (activate_all(values, ACT_IN, N),)
+        at = (row * out_W + col).to(tl.int64) * C + channel
+        for c in tl.static_range(COLS):
+            value = activate(correlate(window, taps, offset, 0, c * STRIDE, K), ACT)
+            limit = C if EVEN else tl.where(col + c < out_W, C, 0)
+            tl.store(y + at + c * C, value, mask=channel < limit)
+        window = window[STRIDE:]
+
+
+@triton.jit
+def activate_all(values, KIND: tl.constexpr, N: tl.constexpr):
+    """The activation of each; that of the zeros around the picture is zero."""
+    activated = ()
+    for i in tl.static_range(N):
+        activated = activated + (activate(values[i], KIND),)
+    return activated
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _backward(
+    grad, x, weight, grad_x, partials, H, W, out_H, out_W, grad_batch, x_batch,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr,
+    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, and the program's share of those of weight and bias: (programs, K * K + BIAS, C).
+
+    A tile is ROWS x COLS outputs and the STRIDE times as many inputs in each direction that lie at them.
+    """
+    channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
+    grad += picture * grad_batch
+    x += picture * x_batch
+    grad_x += picture * H * W * C
+    taps, none = load_filter(weight, None, None, None, channel, C, K)
+
+    BEFORE: tl.constexpr = K // 2 // STRIDE  # rows and columns of the gradient around the tile
+    BEHIND: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
+    N: tl.constexpr = BEFORE + COLS + BEHIND
+    LAST: tl.constexpr = BEFORE + COLS if EVEN else 0
+    sums = zeros(channel, K * K)
+    bias_sum = tl.zeros(channel.shape, tl.float32)
+    window = ()
+    for i in tl.static_range(BEFORE + BEHIND):
+        window = window + (load_row(grad, first - BEFORE + i, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
+    for step in range(tl.minimum(ROWS, out_H - first)):
+        row = first + step
+        window = window + (load_row(grad, row + BEHIND, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
+        for top in tl.static_range(STRIDE):
+            at = ((row * STRIDE + top) * W + col * STRIDE).to(tl.int64) * C + channel
+            values = load_row(
+                x, row * STRIDE + top, col * STRIDE, H, W, channel, C, COLS * STRIDE, 0, COLS * STRIDE if EVEN else 0
+            )
+            for left in tl.static_range(COLS * STRIDE):
+                limit = C
+                if not EVEN:
+                    limit = tl.where((row * STRIDE + top < H) & (col * STRIDE + left < W), C, 0)
+                value = input_grad(none, window, taps, top, left, K, STRIDE)
+                tl.store(grad_x + at + left * C, value, mask=channel < limit)
+                sums = weight_grad(sums, values[left], window, top, left, K, STRIDE)
+        if BIAS:
+            for c in tl.static_range(COLS):
+                bias_sum += window[BEFORE][BEFORE + c]
+        window = window[1:]
+
+    blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    partials += (tl.program_id(0) // blocks).to(tl.int64) * ((K * K + BIAS) * C)
+    store_sums(partials, sums, channel, C, K * K)
+    if BIAS:
+        tl.store(partials + K * K * C + channel, bias_sum, mask=channel < C)
+
+
+@triton.jit(do_not_specialize=["shares"])
+def _add_shares(
+    partials, grad_weight, grad_bias, shares,
+    C: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sums (shares, filters, TAPS + BIAS, C) over the shares into (filters, C, TAPS) and (filters, C)."""
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    t, filter, filters = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    total = tl.zeros((BLOCK_S, BLOCK_C), tl.float32)
+    for start in range(0, shares, BLOCK_S):
+        share = start + tl.arange(0, BLOCK_S)
+        at = ((share * filters + filter) * (TAPS + BIAS) + t).to(tl.int64) * C
+        mask = (share < shares)[:, None] & (channel < C)[None, :]
+        total += tl.load(partials + at[:, None] + channel[None, :], mask=mask, other=0.0)
+    total = tl.sum(total, 0)
+    if t < TAPS:
+        tl.store(grad_weight + (filter * C + channel) * TAPS + t, total, mask=channel < C)
+    if BIAS and t == TAPS:
+        tl.store(grad_bias + filter * C + channel, total, mask=channel < C)
+
+
+def in_place(x: Tensor) -> Tensor:
+    """`x` itself if the kernels can read it where it is: every picture in one piece, wherever it begins."""
+    _, _, width, channels = x.shape
+    return x if x.stride()[1:] == (width * channels, channels, 1) else x.contiguous()
+
+
+def add_shares(partials: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradients of `filters` weights and biases from (shares, filters, taps [+ 1], C) partial sums.
+
+    Returns (filters, C, 1, K, K) and (filters, C), or (filters, 0) without a bias.
+    """
+    shares, filters, rows, channels = partials.shape
+    grad_weight = weight.new_empty(filters, *weight.shape)
+    grad_bias = weight.new_empty(filters, 0) if bias is None else bias.new_empty(filters, channels)
+    block_s, block_c = 32, 32
+    _add_shares[(triton.cdiv(channels, block_c), rows, filters)](
+        partials, grad_weight, grad_bias, shares, channels, weight[0].numel(), bias is not None, block_s, block_c
+    )
+    return grad_weight, grad_bias
+
+
+def launch(operation: str, x: Tensor, kernel: int, stride: int) -> dict[str, int]:
+    """Launch parameters for a map x (B, H, W, C). Large kernels have many taps: one channel a lane leaves them room."""
+    cols = {3: 7, 5: 4, 7: 2}[kernel] // stride
+    default = dict(rows=14, cols=max(cols, 1), block_c=64 if kernel == 3 else 32, num_warps=1)
+    _, height, width, channels = x.shape
+    shape = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
+    return launch_parameters(operation, x.device, default, **shape)
+
+
+def even(x: Tensor, rows: int, cols: int, stride: int, at: dict[str, int]) -> bool:
+    """Whether tiles cover the map (B, H, W, C) exactly, so that only what lies around it needs a look."""
+    return rows * stride == x.shape[1] and cols * stride == x.shape[2] and cols % at["cols"] == 0
+
+
+def programs(batch: int, height: int, width: int, at: dict[str, int]) -> int:
+    """How many tiles there are, channels aside."""
+    return batch * triton.cdiv(height, at["rows"]) * triton.cdiv(width, at["cols"])
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    stride: int,
+    act_in: str,
+    act: str,
+) -> Tensor:
+    batch, height, width, channels = x.shape
+    kernel, x = weight.shape[-1], in_place(x)
+    rows, cols = -(-height // stride), -(-width // stride)
+    y = torch.empty(batch, rows, cols, channels, dtype=x.dtype, device=x.device)
+    at = launch("depthwise", x, kernel, stride)
+    blocks = triton.cdiv(channels, at["block_c"])
+    if y.numel():
+        _forward[(blocks * programs(batch, rows, cols, at),)](
+            x, weight, bias, scale, shift, y, height, width, rows, cols, x.stride(0),
+            channels, kernel, stride, KINDS[act_in], KINDS[act],
+            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
+            num_warps=at["num_warps"],
+        )  # fmt: skip
+    return y
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, height, width, channels = x.shape
+    kernel, x, grad = weight.shape[-1], in_place(x), in_place(grad)
+    rows, cols = grad.shape[1:3]
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    at = launch("depthwise_backward", x, kernel, stride)
+    blocks, shares = triton.cdiv(channels, at["block_c"]), programs(batch, rows, cols, at)
+    has_bias = bias is not None
+    partials = x.new_empty(shares, 1, kernel * kernel + has_bias, channels, dtype=torch.float32)
+    if x.numel():
+        _backward[(blocks * shares,)](
+            grad, x, weight, grad_x, partials, height, width, rows, cols, grad.stride(0), x.stride(0),
+            channels, kernel, stride, has_bias,
+            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
+            num_warps=at["num_warps"],
+        )  # fmt: skip
+    grad_weight, grad_bias = add_shares(partials, weight, bias)
+    return grad_x, grad_weight[0], grad_bias[0]

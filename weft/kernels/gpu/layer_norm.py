@@ -1,0 +1,186 @@
+"""LayerNorm over the channels, with the residual sum before it, as one pass over memory.
+
+The kernels see rows of C channels. The programs below `map_programs` work on the rows of the map, those behind on the
+class tokens, as if they were a map of one position. Tokens are both in one tensor, the class token first.
+"""
+
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.processors import processors
+
+SIZES = ["x_rows", "cls_rows", "pictures", "positions", "map_programs"]
+
+
+@triton.jit
+def _at(row, C: tl.constexpr, WIDTH: tl.constexpr):
+    """The channels of some rows, (ROWS, WIDTH) offsets."""
+    return (row.to(tl.int64) * C)[:, None] + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def _standardise(x, eps, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows with mean 0 and variance 1, zero behind the C channels, and the factors that they were multiplied by."""
+    mean = tl.sum(x, axis=1) / C
+    centred = tl.where((tl.arange(0, WIDTH) < C)[None, :], x - mean[:, None], 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)[:, None]
+    return centred * rstd, rstd
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _forward(
+    x, cls, y, keep, weight, bias, sum_x, sum_cls, normed, normed_cls,
+    x_rows, cls_rows, pictures, positions, map_programs, eps,
+    C: tl.constexpr, HAS_Y: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_CLS: tl.constexpr, JOINED: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    token_rows = positions + HAS_CLS
+    token = positions * 0 + HAS_CLS  # the first of the picture's tokens that is at hand
+    if HAS_CLS:  # noqa: SIM102  known when it is compiled
+        if program >= map_programs:
+            program -= map_programs
+            x, sum_x, x_rows, positions, token = cls, sum_cls, cls_rows, positions * 0 + 1, token * 0
+            if not JOINED:
+                normed = normed_cls
+    channel = tl.arange(0, WIDTH)
+    gamma = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    beta = tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+
+    row = program * ROWS + tl.arange(0, ROWS)
+    picture = row // positions
+    position = row - picture * positions
+    there = row < pictures * positions
+    mask = there[:, None] & (channel < C)[None, :]
+    own = _at(row, C, WIDTH)
+    tokens = _at(picture.to(tl.int64) * token_rows + position + token, C, WIDTH)
+    value = tl.load(x + _at(picture.to(tl.int64) * x_rows + position, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
+    if HAS_Y:
+        branch = tl.load(y + tokens, mask=mask, other=0.0).to(tl.float32)
+        if HAS_KEEP:
+            branch *= tl.load(keep + picture, mask=there, other=0.0).to(tl.float32)[:, None]
+        rounded = (value + branch).to(sum_x.dtype.element_ty)  # what comes out is what is normalised
+        tl.store(sum_x + own, rounded, mask=mask)
+        value = rounded.to(tl.float32)
+    unit, _ = _standardise(value, eps, C, WIDTH)
+    tl.store(normed + (tokens if JOINED else own), unit * gamma + beta, mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _backward(
+    grad, grad_cls, grad_sum, grad_sum_cls, x, cls, keep, weight, grad_x, grad_x_cls, grad_y, partial,
+    x_rows, cls_rows, pictures, positions, map_programs, eps,
+    C: tl.constexpr, HAS_SUM: tl.constexpr, HAS_Y: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_CLS: tl.constexpr,
+    JOINED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    programs = map_programs
+    partial += program * 2 * C
+    token_rows = positions + HAS_CLS
+    token = positions * 0 + HAS_CLS
+    if HAS_CLS:  # noqa: SIM102  known when it is compiled
+        if program >= map_programs:
+            program -= map_programs
+            programs = tl.num_programs(0) - map_programs
+            x, grad_sum, grad_x, x_rows = cls, grad_sum_cls, grad_x_cls, cls_rows
+            positions, token = positions * 0 + 1, token * 0
+            if not JOINED:
+                grad = grad_cls
+    channel = tl.arange(0, WIDTH)
+    gamma = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    grad_gamma = tl.zeros((ROWS, WIDTH), tl.float32)
+    grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in tl.range(program * ROWS, pictures * positions, programs * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        picture = row // positions
+        position = row - picture * positions
+        there = row < pictures * positions
+        mask = there[:, None] & (channel < C)[None, :]
+        own = _at(row, C, WIDTH)
+        tokens = _at(picture.to(tl.int64) * token_rows + position + token, C, WIDTH)
+        value = tl.load(x + _at(picture.to(tl.int64) * x_rows + position, C, WIDTH), mask=mask, other=0.0)
+        upstream = tl.load(grad + (tokens if JOINED else own), mask=mask, other=0.0).to(tl.float32)
+        unit, rstd = _standardise(value.to(tl.float32), eps, C, WIDTH)
+        grad_gamma += upstream * unit
+        grad_beta += upstream
+        upstream *= gamma
+        mean = (tl.sum(upstream, axis=1) / C)[:, None]
+        along = (tl.sum(upstream * unit, axis=1) / C)[:, None]
+        result = (upstream - mean - unit * along) * rstd
+        if HAS_SUM:
+            result += tl.load(grad_sum + own, mask=mask, other=0.0).to(tl.float32)
+        tl.store(grad_x + own, result, mask=mask)
+        if HAS_Y:
+            if HAS_KEEP:
+                result *= tl.load(keep + picture, mask=there, other=0.0).to(tl.float32)[:, None]
+            tl.store(grad_y + tokens, result, mask=mask)
+    tl.store(partial + channel, tl.sum(grad_gamma, axis=0), mask=channel < C)
+    tl.store(partial + C + channel, tl.sum(grad_beta, axis=0), mask=channel < C)
+
+
+def _in_place(x: Tensor) -> Tensor:
+    """A map or class tokens whose pictures may lie some rows apart, with nothing between the rows of one picture."""
+    return x if x[0].is_contiguous() and x.stride(0) % x.shape[-1] == 0 else x.contiguous()
+
+
+def _shape(x: Tensor) -> tuple[int, int, int]:
+    pictures, height, width, channels = x.shape
+    return pictures, height * width, channels
+
+
+def forward(
+    x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor], joined: bool,
+) -> None:  # fmt: skip
+    """Fills the outputs: map and class token behind the sum, where there is a y; tokens, or map and class token."""
+    pictures, positions, channels = _shape(x)
+    width = triton.next_power_of_2(channels)
+    default = dict(elements=2048, num_warps=4)
+    launch = launch_parameters(
+        "layer_norm", x.device, default, rows=pictures * positions, channels=channels, residual=y is not None
+    )
+    rows = max(1, launch["elements"] // width)
+    map_programs = triton.cdiv(pictures * positions, rows)
+    programs = map_programs + (0 if cls is None else triton.cdiv(pictures, rows))
+    x, first = _in_place(x), cls if cls is None else _in_place(cls)
+    _forward[(programs,)](
+        x, first, None if y is None else y.contiguous(), keep, weight, bias, *outputs,
+        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
+        pictures, positions, map_programs, eps,
+        channels, y is not None, keep is not None, cls is not None, joined, rows, width,
+        num_warps=launch["num_warps"],
+    )  # fmt: skip
+
+
+def backward(
+    grad: Tensor, grad_cls: Tensor | None, grad_sum: Tensor | None, grad_sum_cls: Tensor | None,
+    x: Tensor, cls: Tensor | None, keep: Tensor | None, weight: Tensor, eps: float,
+    outputs: tuple[Tensor, Tensor, Tensor], joined: bool, has_y: bool,
+) -> Tensor:  # fmt: skip
+    """Fills the gradients of map, class token and y; returns those of weight and bias, (2, C) in float32."""
+    pictures, positions, channels = _shape(x)
+    width = triton.next_power_of_2(channels)
+    default = dict(elements=2048, num_warps=4, per_processor=4, stages=1)
+    launch = launch_parameters(
+        "layer_norm_backward", x.device, default, rows=pictures * positions, channels=channels, residual=has_y
+    )
+    rows = max(1, launch["elements"] // width)
+    most = launch["per_processor"] * processors(x.device)
+    map_programs = min(triton.cdiv(pictures * positions, rows), most)
+    programs = map_programs + (0 if cls is None else min(triton.cdiv(pictures, rows), most))
+    x, first = _in_place(x), cls if cls is None else _in_place(cls)
+    grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
+    partial = torch.empty(programs, 2, channels, device=x.device)
+    _backward[(programs,)](
+        *grads, x, first, keep, weight, *outputs, partial,
+        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
+        pictures, positions, map_programs, eps,
+        channels, grad_sum is not None, has_y, keep is not None, cls is not None, joined, rows, width,
+        launch["stages"], num_warps=launch["num_warps"],
+    )  # fmt: skip
+    return partial.sum(0)

@@ -1,0 +1,108 @@
+"""3x3 max-pooling: every value is read once or from the cache, its place in the window is kept in one byte."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.choose import launch_parameters
+
+
+@triton.jit(do_not_specialize=["positions", "height", "width", "rows_out", "columns_out"])
+def _forward(
+    x, y, place, positions, height, width, channels, rows_out, columns_out,
+    STRIDE: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # of outputs
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    line = position // columns_out
+    left = position % columns_out * STRIDE - 1
+    top = line % rows_out * STRIDE - 1
+    picture = (line // rows_out).to(tl.int64) * height
+    written = (position < positions)[:, None] & (channel < channels)[None, :]
+    best = tl.full((BLOCK, BLOCK_C), float("-inf"), tl.float32)
+    best_place = tl.zeros((BLOCK, BLOCK_C), tl.int32)
+    for tap in tl.static_range(9):
+        row, column = top + tap // 3, left + tap % 3
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        at = ((picture + row) * width + column) * channels
+        value = tl.load(x + at[:, None] + channel[None, :], mask=inside[:, None] & written, other=float("-inf"))
+        value = value.to(tl.float32)
+        if PLACES:  # the first of equals, or the last of those that are no number, as torch has it
+            better = (value > best) | (value != value)
+            best_place = tl.where(better & inside[:, None], tap, best_place)
+            best = tl.where(better, value, best)
+        else:
+            best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
+    at = position.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(y + at, best, mask=written)
+    if PLACES:
+        tl.store(place + at, best_place.to(tl.int8), mask=written)
+
+
+@triton.jit
+def _share(
+    grad, place, picture, row, column, channel, written, rows_out, columns_out, channels,
+    ROW: tl.constexpr, COLUMN: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What comes back to the inputs (row * STRIDE + ROW, column * STRIDE + COLUMN): all windows that chose them."""
+    total = tl.zeros(written.shape, tl.float32)
+    for tap in tl.static_range(9):
+        if (ROW + 1 - tap // 3) % STRIDE == 0 and (COLUMN + 1 - tap % 3) % STRIDE == 0:
+            out_row = row + (ROW + 1 - tap // 3) // STRIDE
+            out_column = column + (COLUMN + 1 - tap % 3) // STRIDE
+            inside = (out_row >= 0) & (out_row < rows_out) & (out_column >= 0) & (out_column < columns_out)
+            at = ((picture * rows_out + out_row) * columns_out + out_column) * channels
+            at, mask = at[:, None] + channel[None, :], inside[:, None] & written
+            chosen = tl.load(place + at, mask=mask, other=-1) == tap
+            total += tl.where(chosen, tl.load(grad + at, mask=mask, other=0.0).to(tl.float32), 0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["blocks", "height", "width", "rows_out", "columns_out"])
+def _backward(
+    grad, place, grad_x, blocks, height, width, channels, rows_out, columns_out,
+    STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Each program has blocks of STRIDE x STRIDE inputs: at stride 2 four, which look at the same four windows."""
+    block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns, rows = tl.cdiv(width, STRIDE), tl.cdiv(height, STRIDE)
+    column, row = block % columns, block // columns % rows
+    picture = (block // columns // rows).to(tl.int64)
+    written = (block < blocks)[:, None] & (channel < channels)[None, :]
+    for i in tl.static_range(STRIDE * STRIDE):
+        total = _share(
+            grad, place, picture, row, column, channel, written, rows_out, columns_out, channels,
+            i // STRIDE, i % STRIDE, STRIDE,
+        )  # fmt: skip
+        at_row, at_column = row * STRIDE + i // STRIDE, column * STRIDE + i % STRIDE
+        at = ((picture * height + at_row) * width + at_column) * channels
+        mask = written & (at_row < height)[:, None] & (at_column < width)[:, None]
+        tl.store(grad_x + at[:, None] + channel[None, :], total, mask=mask)
+
+
+def _launch_of(operation: str, x: Tensor, channels: int, stride: int) -> dict[str, int]:
+    default = dict(BLOCK=32, BLOCK_C=min(64, triton.next_power_of_2(channels)), num_warps=4)
+    return launch_parameters(operation, x.device, default, channels=channels, stride=stride)
+
+
+def forward(x: Tensor, y: Tensor, place: Tensor | None, stride: int) -> None:
+    _, rows_out, columns_out, channels = y.shape
+    positions = y.numel() // channels
+    launch = _launch_of("max_pool", x, channels, stride)
+    grid = (triton.cdiv(positions, launch["BLOCK"]), triton.cdiv(channels, launch["BLOCK_C"]))
+    _forward[grid](
+        x, y, y if place is None else place, positions, x.shape[1], x.shape[2], channels, rows_out, columns_out,
+        stride, place is not None, **launch,
+    )  # fmt: skip
+
+
+def backward(grad: Tensor, place: Tensor, height: int, width: int, stride: int) -> Tensor:
+    batch, rows_out, columns_out, channels = grad.shape
+    grad_x = torch.empty(batch, height, width, channels, dtype=grad.dtype, device=grad.device)
+    blocks = batch * triton.cdiv(height, stride) * triton.cdiv(width, stride)
+    launch = _launch_of("max_pool_backward", grad, channels, stride)
+    grid = (triton.cdiv(blocks, launch["BLOCK"]), triton.cdiv(channels, launch["BLOCK_C"]))
+    _backward[grid](grad, place, grad_x, blocks, height, width, channels, rows_out, columns_out, stride, **launch)
+    return grad_x
