@@ -1,5 +1,6 @@
 """The linear attention of the Performer, which torch computes in some twenty passes over float32 tokens."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,13 @@ WIDEST = 128  # channels of which a program can hold context and matrix
 SPLITS = 4  # programs that share the tokens of a picture
 
 
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    if device.type == "meta":  # where MACs are counted; it knows no autocast
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+@register_notrace_function
 def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Linear attention over (B, N, C) tokens by the positive random features of the Performer.
 
@@ -21,11 +29,19 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
         y = phi(q) (sum_t phi(k_t)^T v_t) / (phi(q) sum_t phi(k_t) + 1e-8).
 
-    Computed in float32 for half-precision tokens, too. The features grow up to exp(m / 2) and shrink without limit, so
-    float32 alone is not enough: numerator and denominator are both multiplied by a factor that makes the largest
-    feature of the keys and of each query 1. The factor cancels, as the 1e-8 is multiplied by it as well. Beyond exp(60)
-    the latter stays there: y is then zero but for 1e-14 of v, as it is zero without the factor.
+    Computed in float32, under autocast and in half-precision models, too. The features grow up to exp(m / 2) and shrink
+    without limit, so float32 alone is not enough: numerator and denominator are both multiplied by a factor that makes
+    the largest feature of the keys and of each query 1. The factor cancels, as the 1e-8 is multiplied by it as well.
+    Beyond exp(60) the latter stays there: y is then zero but for 1e-14 of v, as it is zero without the factor.
     """
+    if torch.jit.is_scripting():  # TorchScript knows no such context: under autocast the products are rounded there
+        return _performer_attention(q, k, v, w)
+    else:
+        with _without_autocast(q.device):
+            return _performer_attention(q, k, v, w)
+
+
+def _performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
     q, k, v, w = q.to(wide), k.to(wide), v.to(wide), w.to(wide)
     w_t = w.t().expand(q.shape[0], -1, -1)  # (B, C, m)
