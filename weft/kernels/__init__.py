@@ -8,6 +8,8 @@
 Feature maps are (B, H, W, C). All kernels compute in float32 and store in the type of what comes in.
 """
 
+import timm  # noqa: F401  first: behind it Weft's models load, which import the modules of this package
+
 from weft.kernels.switch import switched, usable
 
 __all__ = ["switched", "usable"]

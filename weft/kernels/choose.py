@@ -86,9 +86,7 @@ def _distance(a: Row, b: Row) -> float:
 @cache
 def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Row | None:
     wanted = dict(shape)
-    rows = [
-        (distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf
-    ]
+    rows = [(distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf]
     return min(rows, key=lambda pair: pair[0])[1] if rows else None
 
 
