@@ -84,7 +84,7 @@ class PRM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
-        biases: list[Tensor] = [conv.bias for conv in self.convs]  # pyright: ignore[reportAssignmentType]
+        biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
         return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.dot import dot
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.performer import SPLITS
 
 FLOOR = tl.constexpr(-1e30)  # the logarithm of a feature that does not exist
@@ -277,41 +278,35 @@ def _keys_backward(
         _put_rows(grad_kqv, grad_k, first, 3 * C, tokens, C, CP, ROWS)
 
 
-def _launch(operation: str, kqv: Tensor, w: Tensor) -> tuple[int, dict[str, Any]]:
-    """How many tokens a program takes, and for what the kernels are compiled."""
+def _tile(operation: str, kqv: Tensor, w: Tensor) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """The numbers that all four kernels are given behind their tensors, and the options of the launch."""
     batch, tokens, _ = kqv.shape
     features, channels = w.shape
     default = dict(rows=64, num_warps=4, num_stages=2)
-    launch = launch_parameters(operation, kqv.device, default, batch=batch, tokens=tokens, channels=channels)
-    rows = launch.pop("rows")
-    sizes = dict(
-        C=channels,
-        M=features,
-        CP=max(triton.next_power_of_2(channels), 16),
-        MP=max(triton.next_power_of_2(features), 16),
-        TYPE=tl.bfloat16 if kqv.dtype == torch.bfloat16 else tl.float32,
-        SPLITS=SPLITS,
-        ROWS=rows,
-    )
-    return triton.cdiv(triton.cdiv(tokens, SPLITS), rows) * rows, sizes | launch
+    at = launch_parameters(operation, kqv.device, default, batch=batch, tokens=tokens, channels=channels)
+    rows = at["rows"]
+    length = cdiv(cdiv(tokens, SPLITS), rows) * rows
+    dtype = tl.bfloat16 if kqv.dtype == torch.bfloat16 else tl.float32
+    padded = max(power_of_two(channels), 16), max(power_of_two(features), 16)
+    options = dict(num_warps=at["num_warps"], num_stages=at["num_stages"])
+    return (tokens, length, channels, features, *padded, dtype, SPLITS, rows), options
 
 
 def forward(kqv: Tensor, w: Tensor, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     y, v, found = outputs
-    batch, tokens, _ = kqv.shape
     if y.numel():
-        length, launch = _launch("performer", kqv, w)
-        _keys[(SPLITS, batch)](kqv, w, found, v, tokens, length, **launch)
-        _queries[(SPLITS, batch)](kqv, w, found, y, tokens, length, **launch)
+        grid = (SPLITS, len(kqv))
+        sizes, options = _tile("performer", kqv, w)
+        launch(_keys, grid, kqv, w, found, v, *sizes, **options)
+        launch(_queries, grid, kqv, w, found, y, *sizes, **options)
     return outputs
 
 
 def backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:
-    batch, tokens, _ = kqv.shape
     grad_kqv, grad_found = torch.empty_like(kqv), torch.empty_like(found)
     if grad.numel():
-        length, launch = _launch("performer_backward", kqv, w)
-        grid = (SPLITS, batch)
-        _queries_backward[grid](grad, kqv, w, found, grad_kqv, grad_found, tokens, length, **launch)
-        _keys_backward[grid](grad_v, kqv, w, found, grad_found, grad_kqv, tokens, length, **launch)
+        grid = (SPLITS, len(kqv))
+        sizes, options = _tile("performer_backward", kqv, w)
+        launch(_queries_backward, grid, grad, kqv, w, found, grad_kqv, grad_found, *sizes, **options)
+        launch(_keys_backward, grid, grad_v, kqv, w, found, grad_found, grad_kqv, *sizes, **options)
     return grad_kqv
