@@ -1,4 +1,4 @@
-"""The fast paths. Every operation has a plain PyTorch twin that defines it and, on a GPU, a Triton kernel that equals it.
+"""The fast paths: every operation has a plain PyTorch twin that defines it and, for GPUs, a Triton kernel that equals it.
 
     <operation>.py        the twin, the operator `weft::<operation>` with its gradient, and the function models call
     gpu/<operation>.py    the Triton kernels, imported only when one is launched

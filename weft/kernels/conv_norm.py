@@ -30,7 +30,7 @@ def conv_norm(
     """act(residual + keep bn(conv(act_in(x)))), in training and in eval mode; `bn` may be an Identity."""
     if isinstance(bn, nn.Identity) and keep is None:
         return _convolve(x, conv, None, None, act_in, act, residual)
-    if bn.training or keep is not None:
+    if bn.training or keep is not None or not is_batch_norm(bn):
         return norm_act(_convolve(x, conv, None, None, act_in, "none"), bn, act, residual, keep)
     scale, shift = affine(bn)
     return _convolve(x, conv, scale, shift, act_in, act, residual)
