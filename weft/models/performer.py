@@ -91,12 +91,13 @@ class TokenTransformer(nn.Module):
         self.mlp = Mlp(dim, dim, act_layer=GELU, drop=(0.0, drop), device=device, dtype=dtype)
 
     def forward(self, x: Tensor, local: Optional[Tensor] = None) -> Tensor:
-        norm1, norm2 = self.norm1, self.norm2
-        _, _, z = residual_norm(x, None, None, None, norm1.weight, norm1.bias, norm1.eps)  # (B, H*W, C_in)
+        _, _, z = residual_norm(
+            x, None, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
+        )  # (B, H*W, C_in)
         y, v = self.attention.mix(self.kqv(z))  # (B, H*W, C) each  # pyright: ignore[reportCallIssue]
         shortcut = v.view(x.shape[0], x.shape[1], x.shape[2], v.shape[2])
         if local is not None:
             shortcut = shortcut + local
         y = self.drop(self.proj(y))
-        x, _, z = residual_norm(shortcut, None, y, None, norm2.weight, norm2.bias, norm2.eps)
+        x, _, z = residual_norm(shortcut, None, y, None, self.norm2.weight, self.norm2.bias, self.norm2.eps)
         return x + self.mlp(z).view(x.shape)

@@ -184,8 +184,9 @@ class NormalCell(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        norm1, norm2 = self.norm1, self.norm2
-        _, _, z = residual_norm(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)  # (B, [1 +] H*W, C)
+        _, _, z = residual_norm(
+            x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
+        )  # (B, [1 +] H*W, C)
         local: Optional[Tensor] = None
         keep: Optional[Tensor] = None
         if self.pcm is not None:
@@ -193,7 +194,7 @@ class NormalCell(nn.Module):
             if not self.late:
                 x, _ = add_branch(x, None, present(local), None, keep)
         y = self.attn(z)
-        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         x, cls = add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
         if local is not None and self.late:
             x, _ = add_branch(x, None, local, None, keep)
