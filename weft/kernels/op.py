@@ -4,10 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.kernels.switch import has_triton, interpreted
 
 LIBRARY = torch.library.Library("weft", "DEF")
+# No subclass of Tensor, and no list, in which torch.autograd.Function would not see a tensor.
+DIRECT = (Tensor, torch.nn.Parameter, type(None), bool, int, float, str, torch.dtype)
 
 
 def define(
@@ -18,23 +21,75 @@ def define(
     setup: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Makes the operator `weft::<name>` of a `schema` such as "act(Tensor x, str kind) -> Tensor"; returns it.
+    """Makes the operator `weft::<name>` of a `schema` such as "act(Tensor x, str kind) -> Tensor".
 
     Args:
         plain: the twin, used where no GPU is.
         launch: runs the Triton kernels; it imports them itself.
         fake: the outputs' shapes and types, as empty tensors.
         setup, backward: `torch.library.register_autograd`'s; without them there is no gradient.
+
+    Returns:
+        A function that calls the operator. In eager mode it goes straight to the kernels: torch's dispatcher, which
+        finds nothing to do there, takes longer than most of them.
     """
     name = schema[: schema.index("(")]
     LIBRARY.define(schema)
 
     def run(*args: Any) -> Any:
-        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
-        return launch(*args) if has_triton() and (on_gpu or interpreted()) else plain(*args)
+        device = next((value.device for value in args if isinstance(value, Tensor)), None)
+        if device is None or not has_triton() or not (device.type == "cuda" or interpreted()):
+            return plain(*args)
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):  # Triton launches on the current one
+                return launch(*args)
+        return launch(*args)
 
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"weft::{name}", fake, lib=LIBRARY)
+    direct = run
     if backward is not None:
         torch.library.register_autograd(f"weft::{name}", backward, setup_context=setup, lib=LIBRARY)
-    return getattr(torch.ops.weft, name).default
+        direct = _with_gradient(name, run, setup, backward)
+    operator = getattr(torch.ops.weft, name).default
+
+    def call(*args: Any) -> Any:
+        return direct(*args) if _nobody_looks(args) else operator(*args)
+
+    return call
+
+
+def _nobody_looks(args: tuple[Any, ...]) -> bool:
+    """Whether these are plain tensors in eager mode, and no compiler, tracer, tensor subclass or mode is at work."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(type(value) in DIRECT for value in args)
+
+
+def _with_gradient(
+    name: str, run: Callable[..., Any], setup: Callable[..., None] | None, backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`run` as torch.autograd knows it, without the dispatcher."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            output = run(*args)
+            if setup is not None:
+                setup(ctx, args, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return backward(ctx, *grads)
+
+    Function.__name__ = f"weft_{name}"
+
+    def call(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in args):
+            return Function.apply(*args)
+        return run(*args)
+
+    return call
