@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.case import Case
@@ -84,7 +83,6 @@ max_pool_forward = define(
 )
 
 
-@register_notrace_function
 def max_pool(x: Tensor, stride: int) -> Tensor:
     """The largest of 3x3 neighbours of a (B, H, W, C) map, at every `stride`-th (1 or 2) row and column."""
     if torch.jit.is_scripting():
