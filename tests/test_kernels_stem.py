@@ -26,8 +26,8 @@ STEMS = (  # kernel, stride, padding, dilation: of CeiT and VT-ResNet, CvT, CETN
 SIDES = st.integers(9, 14)
 
 
-def stem(function: Callable[..., Any], stride: int, padding: int, dilation: int, act: str) -> Callable[..., Any]:
-    return lambda x, weight, bias=None: function(x, weight, bias, stride, padding, dilation, act)
+def stem(function: Callable[..., Any], numbers: tuple[int, ...], act: str) -> Callable[..., Any]:
+    return lambda x, weight, bias=None: function(x, weight, bias, *numbers[1:], act)
 
 
 @pytest.mark.parametrize("numbers", STEMS)
@@ -39,19 +39,18 @@ def stem(function: Callable[..., Any], stride: int, padding: int, dilation: int,
     dtype=st.sampled_from(DTYPES),
 )
 def test_stem(numbers: tuple[int, ...], sides: tuple[int, int], channels: int, out: int, dtype: torch.dtype) -> None:
-    kernel, *rest = numbers
     x = random(2, *sides, channels, dtype=dtype)
-    weight, bias = random(out, channels, kernel, kernel, dtype=dtype), random(out, dtype=dtype)
+    weight, bias = random(out, channels, numbers[0], numbers[0], dtype=dtype), random(out, dtype=dtype)
     with forced(SMALL):
-        check_values(stem(stem_forward, *rest, "gelu"), stem(plain_stem, *rest, "gelu"), x, weight, bias)
-        check_gradients(stem(stem_forward, *rest, "none"), stem(plain_stem, *rest, "none"), x, weight, bias)
+        check_values(stem(stem_forward, numbers, "gelu"), stem(plain_stem, numbers, "gelu"), x, weight, bias)
+        check_gradients(stem(stem_forward, numbers, "none"), stem(plain_stem, numbers, "none"), x, weight, bias)
 
 
 def test_stem_as_launched() -> None:
     """With the tiles of a GPU, without a bias, also from a picture that does not start at a multiple of 16 bytes."""
     for x in (random(1, 7, 16, 3), random(337)[1:].view(1, 7, 16, 3)):
         weight = random(5, 3, 7, 7).to(memory_format=torch.channels_last)
-        check_values(stem(stem_forward, 2, 3, 1, "none"), stem(plain_stem, 2, 3, 1, "none"), x, weight)
+        check_values(stem(stem_forward, STEMS[0], "none"), stem(plain_stem, STEMS[0], "none"), x, weight)
 
 
 def test_stem_takes_parameters_of_another_type() -> None:
@@ -61,6 +60,7 @@ def test_stem_takes_parameters_of_another_type() -> None:
         y = stem_forward(x, weight, bias, 2, 1, 1, "none")
         y.float().sum().backward()
     assert y.dtype == torch.bfloat16
+    assert weight.grad is not None
     assert weight.grad.dtype == torch.float32
 
 

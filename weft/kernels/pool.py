@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.case import Case
+from weft.kernels.case import Case, Shape
 from weft.kernels.op import define
 from weft.kernels.switch import usable
 
@@ -104,7 +104,8 @@ def _backward_inputs(device: torch.device) -> tuple[Any, ...]:
 
 
 def cases() -> list[Case]:
-    size, shape = 112 * 112 * 64, dict(channels=64, stride=2)
+    size = 112 * 112 * 64
+    shape: Shape = dict(channels=64, stride=2)
     tiles = [dict(BLOCK=rows * warps, BLOCK_C=64, num_warps=warps) for rows in (4, 8) for warps in (2, 4, 8)]
     return [
         Case(

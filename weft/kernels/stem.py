@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_input
 
 from weft.kernels.activation import activation, plain_activation
 from weft.kernels.case import Case
@@ -103,7 +104,7 @@ def _fake_backward(
 def _picture_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
     """By torch: pictures seldom want one."""
     shape = x.permute(0, 3, 1, 2).shape
-    found = torch.nn.grad.conv2d_input(shape, weight.to(x.dtype), grad.permute(0, 3, 1, 2), stride, padding, dilation)
+    found = conv2d_input(shape, weight.to(x.dtype), grad.permute(0, 3, 1, 2), stride, padding, dilation)
     return found.permute(0, 2, 3, 1)
 
 

@@ -7,7 +7,7 @@ them, and zeros elsewhere. For 7x7 at stride 2 on three channels two outputs see
 front of them start at a multiple of four, so that everything is loaded by eight bytes, and four times less of it.
 """
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from collections.abc import Callable
 from dataclasses import dataclass
