@@ -79,7 +79,8 @@ def test_stems_are_operators() -> None:
     x, weight, bias = (random(*shape).requires_grad_() for shape in ((1, 5, 5, 1), (2, 1, 2, 2), (2,)))
     with forced(SMALL):
         torch.library.opcheck(torch.ops.weft.stem.default, (x, weight, bias, 2, 1, 1, "none"))
-        torch.library.opcheck(torch.ops.weft.stem_pyramid.default, (x, [weight], [bias], 2, [1], [1], "none"))
+        lists = (x, [weight], [bias], 2, [1], [1], "none")
+        torch.library.opcheck(torch.ops.weft.stem_pyramid.default, lists, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
