@@ -106,9 +106,6 @@ def conv_act(
     return conv_act_forward(x, weight, bias, residual, stride[0], padding[0], groups, act)
 
 
-TILES = ((128, 32, 4), (128, 64, 4), (256, 64, 8), (128, 128, 8), (128, 256, 8))  # pixels, features, warps
-
-
 def cases(batch: int = 256) -> list[Case]:
     """Convolutions of VT-ResNet-18 and -50 and of CETNet's CE units at 224 pixels."""
     layers = [  # side of the map that comes, channels in and out, kernel, stride, whether there is a shortcut, act
@@ -150,11 +147,12 @@ def _case(
     small = -(-side // stride)
     rows = batch * small * small
     fast = kernel == 1 and stride == 1 and not shortcut and act in ("none", "relu")
+    tiles = [(128, 32, 4, 3), (128, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3), (64, 256, 8, 2)]  # warps, stages
+    tiles = [tile for tile in tiles if min(features, 256) // 4 <= tile[1] <= features][-4 if kernel == 1 else -1 :]
     candidates: list[dict[str, int | str]] = [{"how": "linear" if fast else "library"}]
     candidates += [
-        {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": min(channels, 64), "num_warps": warps, "num_stages": 3}
-        for m, n, warps in TILES
-        if min(features, 256) // 2 <= n <= features
+        dict(how="kernel", BLOCK_M=m, BLOCK_N=n, BLOCK_K=min(channels, 64), num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in tiles
     ]
 
     def inputs(device: torch.device) -> tuple[Tensor | None, ...]:
