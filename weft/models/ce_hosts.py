@@ -65,8 +65,7 @@ class SwinBlock(SwinTransformerBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
-        norm2 = self.norm2
-        x, _, z = residual_norm(x, None, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
     def _attn(self, x: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.kernels import usable
-from weft.kernels.switch import amp_dtype
+from weft.kernels.switch import amp_dtype, usable
 from weft.kernels.window_attention import fits, window_attention
 from weft.models.layers import pad_to_multiple, sizes_are_fixed
 
