@@ -8,8 +8,9 @@
 Feature maps are (B, H, W, C). All kernels compute in float32 and store in the type of what comes in.
 """
 
-import timm  # noqa: F401  first: behind it Weft's models load, which import the modules of this package
-
 from weft.kernels.switch import switched, usable
+
+# isort: split
+import timm  # noqa: F401  behind it Weft's models load, which import the modules of this package; so it is the first
 
 __all__ = ["switched", "usable"]

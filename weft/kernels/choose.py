@@ -115,7 +115,7 @@ def launch_parameters(operation: str, device: torch.device, default: Row, **shap
     if found is None:
         row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
         found = _chosen[key] = {**default, **(row["launch"] if row else {})}
-    return {**found, **_forced} if _forced else found
+    return {**found, **_forced}
 
 
 def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:
