@@ -100,8 +100,11 @@ def build(name: str, img_size: int) -> nn.Module:
     """A model with random weights for 1,000 classes and pictures of this size."""
     if name in HUGGING_FACE:
         return _Cvt(HUGGING_FACE[name])
-    size: dict[str, Any] = {"img_size": img_size} if takes_size(name) else {}
+    size: dict[str, Any] = {"img_size": img_size} if _takes_size(name) else {}
     return timm.create_model(name, **size)
+
+
+_takes_size = cache(takes_size)
 
 
 class _Cvt(nn.Module):
@@ -124,7 +127,8 @@ class _Cvt(nn.Module):
 def make_step(name: str, settings: Settings) -> Callable[[], Any]:
     """A function that runs a model once, forward or a whole training step, on a batch that lies on the device."""
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
-    model = build(name, settings.img_size).to(device)
+    with device:  # where filling it with random numbers takes no time
+        model = build(name, settings.img_size)
     pictures = torch.randn(settings.batch, 3, settings.img_size, settings.img_size, device=device)
     pictures = pictures.contiguous(memory_format=torch.channels_last)
     if settings.train:

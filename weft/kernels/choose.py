@@ -67,6 +67,7 @@ def write_row(path: Path, gpu: str, operation: str, row: Row) -> None:
     write_text(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
     _rows.cache_clear()
     _nearest.cache_clear()
+    _chosen.clear()
 
 
 def _distance(a: Row, b: Row) -> float:
@@ -86,20 +87,30 @@ def _distance(a: Row, b: Row) -> float:
 @cache
 def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Row | None:
     wanted = dict(shape)
-    rows = [
-        (distance, row) for row in _rows(gpu, operation) if (distance := _distance(wanted, row["shape"])) < math.inf
-    ]
-    return min(rows, key=lambda pair: pair[0])[1] if rows else None
+    rows = [(_distance(wanted, row["shape"]), row) for row in _rows(gpu, operation)]
+    distance, row = min(rows, key=lambda pair: pair[0], default=(math.inf, None))
+    return row if distance < math.inf else None
 
 
+@cache
 def gpu_name(device: torch.device) -> str:
     return "interpreter" if interpreted() or device.type != "cuda" else torch.cuda.get_device_name(device)
 
 
+_chosen: dict[tuple[Any, ...], Row] = {}  # every launch asks, so the answer must be at hand
+
+
 def launch_parameters(operation: str, device: torch.device, default: Row, **shape: int | str | bool) -> Row:
-    """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`."""
-    row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
-    return {**default, **(row["launch"] if row else {}), **_forced}
+    """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`.
+
+    `default` may depend on nothing but the shape.
+    """
+    key = (operation, device, *shape.values())
+    found = _chosen.get(key)
+    if found is None:
+        row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
+        found = _chosen[key] = {**default, **(row["launch"] if row else {})}
+    return {**found, **_forced}
 
 
 def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:

@@ -30,7 +30,7 @@ def conv_norm(
     """act(residual + keep bn(conv(act_in(x)))), in training and in eval mode; `bn` may be an Identity."""
     if isinstance(bn, nn.Identity) and keep is None:
         return _convolve(x, conv, None, None, act_in, act, residual)
-    if bn.training or keep is not None:
+    if bn.training or keep is not None or not is_batch_norm(bn):
         return norm_act(_convolve(x, conv, None, None, act_in, "none"), bn, act, residual, keep)
     scale, shift = affine(bn)
     return _convolve(x, conv, scale, shift, act_in, act, residual)
@@ -112,9 +112,7 @@ def _convolve(
     x = activation(x, act_in)
     if conv.in_channels <= FEW_CHANNELS and conv.groups == 1 and residual is None:
         return stem_conv(x, weight, bias, conv.stride[0], conv.padding[0], conv.dilation[0], act)
-    shortcut = residual.permute(0, 3, 1, 2) if residual is not None else None
-    y = conv_act(x.permute(0, 3, 1, 2), weight, bias, conv.stride, conv.padding, conv.groups, act, shortcut)
-    return y.permute(0, 2, 3, 1)
+    return conv_act(x, weight, bias, conv.stride, conv.padding, conv.groups, act, residual)
 
 
 def is_depthwise(conv: nn.Conv2d) -> bool:

@@ -9,7 +9,7 @@ from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.activation import activation, plain_activation
-from weft.kernels.case import Case
+from weft.kernels.case import Case, Shape
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
@@ -179,7 +179,7 @@ def _inputs(batch: int, side: int, channels: int, device: torch.device, stride: 
 def cases() -> list[Case]:
     made = []
     for side, channels, stride in SHAPES:
-        shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
+        shape: Shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
         ends = (
             (None, None, stride, "gelu", "gelu") if side == 14 and stride == 1 else (None, None, stride, "none", "silu")
         )

@@ -115,21 +115,17 @@ def cases() -> list[Case]:
         for rows, chunk, block, warps, stages in (
             (128, 32, 64, 4, 3),
             (128, 32, 32, 4, 3),
-            (128, 16, 32, 4, 4),
-            (64, 32, 64, 4, 3),
-            (64, 32, 32, 4, 4),
             (256, 32, 64, 8, 3),
+            (256, 32, 32, 8, 3),
         )
     ]
     weight_tiles = [
         dict(rows=rows, chunk=chunk, block=block, splits=splits, num_warps=warps, num_stages=stages)
         for rows, chunk, block, splits, warps, stages in (
-            (64, 32, 64, 16, 4, 3),
-            (64, 16, 32, 16, 4, 3),
-            (64, 32, 32, 16, 4, 3),
             (128, 32, 64, 16, 4, 2),
-            (64, 32, 64, 32, 4, 3),
-            (128, 32, 64, 16, 8, 3),
+            (128, 32, 64, 8, 4, 2),
+            (128, 32, 64, 32, 4, 2),
+            (256, 32, 64, 16, 8, 2),
         )
     ]
     result: list[Case] = []

@@ -53,11 +53,12 @@ class Finding:
     best: float = 0.0  # seconds; 0 where no candidate was right
     launch: dict[str, Any] = field(default_factory=dict)
     error: float = 0.0  # relative, of the best
-    notes: list[str] = field(default_factory=list)  # candidates that failed, and why
+    notes: list[str] = field(default_factory=list)  # what failed, and why
 
     @property
     def gain(self) -> float:
-        return self.plain / self.best if self.best else 0.0
+        """How many times faster than the twin; 1 where the twin cannot be timed, 0 where no kernel is right."""
+        return (self.plain / self.best if self.plain else 1.0) if self.best else 0.0
 
     def row(self) -> choose.Row:
         """A row of the table; a gain of 0 keeps a kernel from being used."""
@@ -90,7 +91,10 @@ def measure(
     rates = measure_rates(device)
     say(f"copy {rates.copy / 1e12:.2f} TB/s, matrix product {rates.matrix / 1e12:.0f} TFLOP/s")
     for number, case in cases.items():
-        yield measure_case(case, _of(outcomes, number, case), rates, device, time_call)
+        try:
+            yield measure_case(case, _of(outcomes, number, case), rates, device, time_call)
+        except torch.OutOfMemoryError as error:  # and the next ones may fit
+            say(f"{case.operation} {words(case.shape)}: {in_a_line(error)}")
 
 
 def _of(outcomes: Outcomes, number: int, case: Case) -> list[Outcome]:
@@ -100,28 +104,30 @@ def _of(outcomes: Outcomes, number: int, case: Case) -> list[Outcome]:
 def measure_case(case: Case, outcomes: list[Outcome], rates: Rates, device: torch.device, clock: Clock) -> Finding:
     """Times the twin and every candidate whose outcome is a small error; the fastest wins."""
     finding = Finding(case, rates.floor(case))
-    try:
-        allowed = tolerance(case, device)
-        sets = [fresh_inputs(case, device) for _ in range(max(1, min(MOST_SETS, ROTATE // max(case.bytes, 1))))]
-        with switched(False):
-            finding.plain = clock(case.plain, sets)
-    except Exception as error:
-        finding.notes.append(f"the twin fails: {in_a_line(error)}")
-        return finding
+    failures: dict[str, list[str]] = {}  # what went wrong, and with which candidates
+
+    def timed(call: Callable[..., Any], kernels: bool, launch: dict[str, Any], who: str) -> float:
+        try:
+            with switched(kernels), choose.forced(launch):
+                return clock(call, sets)
+        except Exception as error:
+            failures.setdefault(f"fails: {in_a_line(error)}", []).append(who)
+            return 0.0
+
+    sets = [fresh_inputs(case, device) for _ in range(max(1, min(MOST_SETS, ROTATE // max(case.bytes, 1))))]
+    allowed = tolerance(case, device)
+    finding.plain = timed(case.plain, False, {}, "the twin")
     for launch, outcome in zip(case.candidates, outcomes, strict=True):
         if isinstance(outcome, str):
-            finding.notes.append(f"{words(launch)} {outcome}")
-        elif not outcome <= allowed:  # NaN is wrong, too
-            finding.notes.append(f"{words(launch)} is wrong by {outcome:.1e}")
-        else:
-            try:
-                with switched(True), choose.forced(dict(launch)):
-                    took = clock(case.kernel, sets)
-            except Exception as error:
-                finding.notes.append(f"{words(launch)} {in_a_line(error)}")
-                continue
-            if not finding.best or took < finding.best:
-                finding.best, finding.launch, finding.error = took, dict(launch), outcome
+            failures.setdefault(outcome, []).append(words(launch))
+            continue
+        wrong = [f"output {i} by {error:.1e}" for i, error in enumerate(outcome) if not error <= allowed]  # NaN, too
+        if wrong:
+            failures.setdefault(f"wrong: {', '.join(wrong)}", []).append(words(launch))
+        elif (took := timed(case.kernel, True, dict(launch), words(launch))) and not 0 < finding.best <= took:
+            finding.best, finding.launch, finding.error = took, dict(launch), max(outcome, default=0.0)
+    for what, who in failures.items():
+        finding.notes.append(f"{who[0]}{f' and {len(who) - 1} more' if who[1:] else ''}: {what}")
     return finding
 
 
@@ -162,10 +168,12 @@ def _milliseconds(run: Callable[[], Any]) -> float:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """A large copy and a large bf16 matrix product, on random numbers."""
+    """A pass over a large tensor and a large bf16 matrix product, on random numbers."""
     source = torch.randn(2**30, device=device, dtype=torch.bfloat16)
     a, b = (torch.randn(MATRIX, MATRIX, device=device, dtype=torch.bfloat16) for _ in range(2))
-    copy = time_call(torch.clone, [(source,)])
+    target = torch.empty_like(source)
+    # A kernel reads and writes faster than the copy that a graph makes of `clone`.
+    copy = time_call(lambda x: torch.neg(x, out=target), [(source,)])
     product = time_call(torch.matmul, [(a, b)])
     return Rates(2 * source.nbytes / copy, 2 * MATRIX**3 / product)
 

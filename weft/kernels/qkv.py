@@ -1,20 +1,233 @@
-"""Stub."""
+"""The convolutional projection of CvT and LEWin: queries, keys and values by three depth-wise convolutions of a map."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Optional
 
 import torch
+from timm.layers import register_notrace_function
+from torch import Tensor
 
-from weft.kernels.depthwise import plain_depthwise
+from weft.kernels.case import Case, Shape
+from weft.kernels.depthwise import KERNELS, plain_depthwise, tiles
+from weft.kernels.op import define
+from weft.kernels.switch import amp_dtype, usable
+
+Three = tuple[Tensor, Tensor, Tensor]
 
 
-def qkv_depthwise(x, cls, weights, biases=None, scales=None, shifts=None, stride_kv=1):
-    out = []
-    for i in range(3):
-        y = plain_depthwise(
-            x,
-            weights[i],
-            biases[i] if biases else None,
-            scales[i] if scales else None,
-            shifts[i] if shifts else None,
-            1 if i == 0 else stride_kv,
-        ).flatten(1, 2)
-        out.append(y if cls is None else torch.cat([cls, y], 1))
-    return tuple(out)
+def _tokens(y: Tensor, cls: Optional[Tensor]) -> Tensor:
+    tokens = y.flatten(1, 2)
+    return tokens if cls is None else torch.cat([cls.to(tokens.dtype), tokens], dim=1)
+
+
+def plain_qkv(
+    x: Tensor,
+    cls: Optional[Tensor],
+    weights: list[Tensor],
+    biases: Optional[list[Tensor]],
+    scales: Optional[list[Tensor]],
+    shifts: Optional[list[Tensor]],
+    stride: int,
+) -> Three:
+    """The twin."""
+    made: list[Tensor] = []
+    for i, weight in enumerate(weights):
+        bias = None if biases is None else biases[i]
+        scale = None if scales is None else scales[i]
+        shift = None if shifts is None else shifts[i]
+        y = plain_depthwise(x, weight, bias, scale, shift, 1 if i == 0 else stride, "none", "none")
+        made.append(_tokens(y, cls))
+    return made[0], made[1], made[2]
+
+
+def _threes(parameters: Sequence[Any]) -> list[Any]:
+    """Weights, biases, scales and shifts from one row of twelve; None where there are none."""
+    return [None if parameters[i] is None else list(parameters[i : i + 3]) for i in (0, 3, 6, 9)]
+
+
+def _plain(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
+    weights, biases, scales, shifts = _threes(rest[:-1])
+    q, k, v = plain_qkv(x, cls, weights, biases, scales, shifts, rest[-1])
+    return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+def _plain_backward(
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor,
+    bias: Tensor | None, has_cls: bool, stride: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of x, of the class token, and of weights and biases stacked; empty ones where there are none.
+
+    `bias` is any one of the three: all that counts are its shape and type.
+    """
+    first = 1 if has_cls else 0
+    with torch.enable_grad():
+        x, *weights = (t.detach().requires_grad_() for t in (x, wq, wk, wv))
+        outputs = plain_qkv(x, None, weights, None, None, None, stride)
+        grads = (grad_q, grad_k, grad_v)
+        grad_x, *grad_weights = torch.autograd.grad(outputs, (x, *weights), [grad[:, first:] for grad in grads])
+    grad_cls = grad_q[:, :1] + grad_k[:, :1] + grad_v[:, :1] if has_cls else x.new_empty(0)
+    grad_bias = wq.new_empty(3, 0)
+    if bias is not None:
+        grad_bias = torch.stack([grad[:, first:].sum((0, 1)) for grad in grads]).to(bias.dtype)
+    return grad_x.contiguous(), grad_cls, torch.stack(grad_weights), grad_bias
+
+
+def _launch(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
+    from weft.kernels.gpu import qkv
+
+    return qkv.forward(x, cls, list(rest[:3]), list(rest[3:-1]), rest[-1])
+
+
+def _launch_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from weft.kernels.gpu import qkv
+
+    return qkv.backward(list(args[:3]), args[3], list(args[4:7]), *args[7:])
+
+
+def _fake(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
+    batch, height, width, channels = x.shape
+    stride, first = rest[-1], 0 if cls is None else 1
+    reduced = ((height + stride - 1) // stride) * ((width + stride - 1) // stride)
+    q, k, v = (
+        torch.empty(batch, first + size, channels, dtype=x.dtype, device=x.device)
+        for size in (height * width, reduced, reduced)
+    )
+    return q, k, v
+
+
+def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, _, x, weight, _, _, bias, has_cls, _ = args
+    grad_cls = x.new_empty(x.shape[0], 1, x.shape[3]) if has_cls else x.new_empty(0)
+    grad_bias = weight.new_empty(3, 0) if bias is None else bias.new_empty(3, *bias.shape)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), grad_cls, weight.new_empty(3, *weight.shape), grad_bias
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
+    x, cls, wq, wk, wv, bias, *_, ctx.stride = inputs
+    ctx.save_for_backward(x, wq, wk, wv, bias)
+    ctx.cls_type = None if cls is None else cls.dtype
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    bias, has_cls = ctx.saved_tensors[-1], ctx.cls_type is not None
+    grad_x, grad_cls, grad_weight, grad_bias = qkv_backward(*grads, *ctx.saved_tensors, has_cls, ctx.stride)
+    return (
+        grad_x,
+        grad_cls.to(ctx.cls_type) if has_cls else None,
+        *grad_weight.unbind(0),
+        *((None,) * 3 if bias is None else grad_bias.unbind(0)),
+        *(None,) * 7,  # scales and shifts are constants
+    )
+
+
+qkv_backward = define(
+    "qkv_depthwise_backward(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor x, Tensor wq, Tensor wk, Tensor wv,"
+    " Tensor? bias, bool has_cls, int stride) -> (Tensor, Tensor, Tensor, Tensor)",
+    _plain_backward,
+    _launch_backward,
+    _fake_backward,
+)
+qkv_forward = define(
+    "qkv_depthwise(Tensor x, Tensor? cls, Tensor wq, Tensor wk, Tensor wv, Tensor? bq, Tensor? bk, Tensor? bv,"
+    " Tensor? scale_q, Tensor? scale_k, Tensor? scale_v, Tensor? shift_q, Tensor? shift_k, Tensor? shift_v, int stride)"
+    " -> (Tensor, Tensor, Tensor)",
+    _plain,
+    _launch,
+    _fake,
+    _setup,
+    _backward,
+)
+
+
+def with_kernels(
+    x: Tensor,
+    cls: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor] | None,
+    scales: list[Tensor] | None,
+    shifts: list[Tensor] | None,
+    stride: int,
+) -> Three:
+    none = (None, None, None)
+    parameters = (*weights, *(biases or none), *(scales or none), *(shifts or none))
+    return qkv_forward(x, cls, *parameters, stride)
+
+
+@register_notrace_function
+def qkv_depthwise(
+    x: Tensor,
+    cls: Optional[Tensor],
+    weights: list[Tensor],
+    biases: Optional[list[Tensor]] = None,
+    scales: Optional[list[Tensor]] = None,
+    shifts: Optional[list[Tensor]] = None,
+    stride: int = 1,
+) -> Three:
+    """Queries (B, [1 +] H*W, C), keys and values (B, [1 +] h*w, C) of a (B, H, W, C) map; scale * conv(x) + shift each.
+
+    Args:
+        cls: (B, 1, C), becomes the first of all three, or None.
+        weights, biases: three of (C, 1, K, K) and of (C,), as depth-wise nn.Conv2d have them.
+        scales, shifts: three of (C,) each, BatchNorms with fixed statistics, for inference.
+        stride: of keys and values; that of the queries is 1.
+    """
+    if torch.jit.is_scripting():
+        return plain_qkv(x, cls, weights, biases, scales, shifts, stride)
+    else:  # not compiled by TorchScript
+        scaled_in_training = scales is not None and torch.is_grad_enabled() and x.requires_grad
+        if not usable(x) or weights[0].shape[-1] not in KERNELS or scaled_in_training:
+            return plain_qkv(x, cls, weights, biases, scales, shifts, stride)
+        return with_kernels(x.to(amp_dtype(x)), cls, weights, biases, scales, shifts, stride)
+
+
+# Measurement --------------------------------------------------------------------------------------------------------
+
+SHAPES = (  # side of the map, channels, stride, class token
+    *((56, 64, 2, False), (28, 192, 2, False), (14, 384, 2, True)),  # CvT-13
+    *((56, 64, 1, False), (28, 128, 1, False), (14, 256, 1, False), (7, 512, 1, False)),  # CETNet-T
+)
+FORWARD = ((14, 14, 1, 1), (14, 14, 1, 2), (14, 7, 1, 1), (14, 7, 2, 1), (7, 7, 2, 2), (14, 4, 2, 1))
+BACKWARD = ((14, 14, 1, 1), (14, 7, 1, 1), (14, 7, 1, 2), (14, 4, 1, 1), (14, 4, 2, 1), (7, 7, 1, 1))
+
+
+def _inputs(batch: int, side: int, channels: int, has_cls: bool, device: torch.device) -> tuple[Any, ...]:
+    x = torch.randn(batch, side, side, channels, device=device, dtype=torch.bfloat16)
+    cls = torch.randn_like(x[:, 0, :1]) if has_cls else None
+    return x, cls, *(torch.randn(channels, 1, 3, 3, device=device) / 3 for _ in range(3))
+
+
+def _backward_inputs(batch: int, side: int, channels: int, has_cls: bool, stride: int, device: torch.device) -> Any:
+    x, cls, *weights = _inputs(batch, side, channels, has_cls, device)
+    grads = [torch.randn_like(y) for y in _fake(x, cls, stride)]
+    return *grads, x, *weights, None, has_cls, stride
+
+
+def cases() -> list[Case]:
+    made = []
+    for side, channels, stride, has_cls in SHAPES:
+        shape: Shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
+        area, reduced = side * side * channels * 2, side * side * channels * 2 // stride**2
+        made.append(
+            Case(
+                "qkv_depthwise",
+                shape,
+                partial(_inputs, 256, side, channels, has_cls),
+                lambda *given, stride=stride: qkv_forward(*given, *(None,) * 9, stride),
+                lambda *given, stride=stride: _plain(*given, *(None,) * 9, stride),
+                256 * (2 * area + 2 * reduced),
+                candidates=tiles(*FORWARD, width=side // stride),
+            )
+        )
+        made.append(
+            Case(
+                "qkv_depthwise_backward",
+                shape,
+                partial(_backward_inputs, 128, side, channels, has_cls, stride),
+                qkv_backward,
+                _plain_backward,
+                128 * (3 * area + 2 * reduced),
+                candidates=tiles(*BACKWARD, width=side // stride),
+            )
+        )
+    return made

@@ -1,4 +1,4 @@
-"""The first convolution, on pictures of one to four channels, with bias and activation; several of them side by side."""
+"""Convolution of pictures, of one to four channels, with bias and activation; one, or several side by side."""
 
 from typing import Any, Optional
 
@@ -225,11 +225,11 @@ def _case(kernel: int, stride: int, padding: int, dilation: int, out: int, train
         return x, [weight], [bias], stride, [padding], [dilation], "none"
 
     if training:
-        tiles = ((64, 128, 8, 2, 1), (128, 128, 8, 2, 1), (64, 128, 8, 3, 1), (64, 64, 8, 2, 1), (64, 64, 4, 2, 1),
-                 (32, 128, 8, 3, 1), (64, 64, 8, 1, 1), (64, 64, 8, 1, 2))  # fmt: skip
+        tiles = ((64, 128, 8, 2, 1), (128, 128, 8, 2, 1), (64, 128, 8, 3, 1), (32, 128, 8, 3, 1), (64, 64, 8, 2, 1),
+                 (64, 64, 8, 3, 1), (64, 64, 8, 2, 2), (64, 64, 8, 1, 2))  # fmt: skip
         return Case("stem_gradient", shape, inputs, stem_backward, plain_backward, bytes, flops, _candidates(*tiles))
-    tiles = ((128, 128, 8, 2, 1), (128, 128, 4, 2, 1), (64, 128, 4, 2, 1), (64, 128, 4, 1, 3), (128, 128, 8, 1, 2),
-             (64, 64, 4, 2, 2), (64, 64, 4, 1, 4), (128, 64, 4, 1, 2), (128, 64, 8, 1, 2), (64, 64, 4, 1, 2))  # fmt: skip
+    tiles = ((128, 128, 8, 2, 1), (64, 128, 4, 2, 1), (64, 128, 4, 1, 2), (64, 128, 4, 1, 3), (128, 128, 8, 1, 1),
+             (128, 128, 8, 1, 2), (64, 64, 4, 2, 2), (64, 64, 4, 1, 4), (128, 64, 8, 1, 2))  # fmt: skip
     return Case("stem", shape, inputs, stem_forward, plain_stem, bytes, flops, _candidates(*tiles))
 
 

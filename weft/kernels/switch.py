@@ -39,6 +39,7 @@ def has_triton() -> bool:
     return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST_TRITON
 
 
+@cache
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -63,7 +64,12 @@ def usable(x: Tensor) -> bool:
 def _usable(x: Tensor) -> bool:
     if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
         return False
-    return has_triton() and _gpu_is_new_enough(x.device.index or 0)
+    return _machine_can(x.device.index or 0)
+
+
+@torch.compiler.assume_constant_result
+def _machine_can(index: int) -> bool:
+    return has_triton() and _gpu_is_new_enough(index)
 
 
 def amp_dtype(x: Tensor) -> torch.dtype:

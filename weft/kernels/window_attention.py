@@ -107,9 +107,11 @@ def _case(side: int, heads: int, shifted: bool, backward: bool, window: int = 7,
     kernel, plain = (
         (window_attention_backward, plain_backward) if backward else (window_attention, plain_window_attention)
     )
-    choices = [(264, 4, 1), (528, 4, 1), (528, 4, 2), (528, 8, 1), (1056, 4, 1), (1056, 4, 2), (2112, 4, 1)]
-    if not backward:
-        choices = [(p, w, s) for p in (1056, 4224) for w, s in ((2, 1), (2, 3), (4, 1), (4, 2), (4, 3))]
+    choices = [(1056, 2, 3), (1056, 4, 3), (2112, 4, 2), (4224, 4, 3)]
+    candidates = [dict(programs=p, num_warps=w, num_stages=s) for p, w, s in choices]
+    if backward:
+        choices = [(264, 1, 255), (528, 1, 255), (528, 2, 255), (528, 1, 168), (528, 1, 128), (1056, 2, 128)]
+        candidates = [dict(programs=p, num_warps=4, num_stages=s, maxnreg=r) for p, s, r in choices]
     return Case(
         "window_attention_backward" if backward else "window_attention",
         dict(pixels=pixels, heads=heads, dim=dim, window=window, kind="bfloat16"),
@@ -118,5 +120,5 @@ def _case(side: int, heads: int, shifted: bool, backward: bool, window: int = 7,
         lambda *tensors: plain(*tensors, window, shifted),
         bytes=(7 if backward else 4) * pixels * heads * dim * 2,
         flops=products * 2 * pixels * window**2 * heads * dim,
-        candidates=[dict(programs=p, num_warps=w, num_stages=s) for p, w, s in choices],
+        candidates=candidates,
     )

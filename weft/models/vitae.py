@@ -35,19 +35,20 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.kernels.layer_norm import residual_norm
+from weft.kernels.residual import add_branch
+from weft.kernels.stem import stem_pyramid
 from weft.models.base import build
 from weft.models.flat import FlatModel
 from weft.models.layers import (
+    GELU,
     ConvNorm,
-    PairDropPath,
+    LayerNorm,
     PositionEmbedding,
-    add,
+    StochasticDepth,
     grid_size,
-    join,
     pad_to_multiple,
-    part,
-    to_nchw,
-    to_nhwc,
+    present,
 )
 from weft.models.performer import PerformerAttention, SoftmaxAttention, SoftSplit, TokenTransformer
 
@@ -73,25 +74,30 @@ class PRM(nn.Module):
 
     def __init__(self, in_chs: int, dim: int, kernel: int, stride: int, dilations: Sequence[int], **dd: Any):
         super().__init__()
+        self.stride = stride
+        self.dilations = list(dilations)
+        self.paddings = [((kernel - 1) * d + 2 - stride) // 2 for d in dilations]
         self.convs = nn.ModuleList(
-            nn.Conv2d(in_chs, dim, kernel, stride, ((kernel - 1) * d + 2 - stride) // 2, d, **dd) for d in dilations
+            nn.Conv2d(in_chs, dim, kernel, stride, padding, d, **dd)
+            for padding, d in zip(self.paddings, dilations, strict=True)
         )
-        self.act = nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = to_nchw(x)
-        branches = [to_nhwc(conv(x)) for conv in self.convs]
-        return self.act(torch.cat(branches, dim=-1))
+        weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
+        biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
+        return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
 
 
 def pcm(
     widths: Sequence[int], strides: Sequence[int], norms: Sequence[bool], groups: int, final_act: bool, **dd: Any
 ) -> nn.Sequential:
     """Parallel Convolutional Module on a (B, H, W, C) map: 3x3 convolutions, each with SiLU, some with BatchNorm."""
+    acts = ["silu"] * (len(strides) - 1) + ["silu" if final_act else "none"]
     layers: list[nn.Module] = []
-    for in_chs, out_chs, stride, norm in zip(widths[:-1], widths[1:], strides, norms, strict=True):
-        layers += [ConvNorm(in_chs, out_chs, 3, stride, 1, groups, bias=True, norm=norm, **dd), nn.SiLU()]
-    return nn.Sequential(*(layers if final_act else layers[:-1]))
+    for in_chs, out_chs, stride, norm, act in zip(widths[:-1], widths[1:], strides, norms, acts, strict=True):
+        conv = ConvNorm(in_chs, out_chs, 3, stride, 1, groups, bias=True, norm=norm, act=act, **dd)
+        layers += [conv, nn.Identity()]  # checkpoints count the activation as a layer
+    return nn.Sequential(*layers)
 
 
 class ReductionCell(nn.Module):
@@ -171,26 +177,27 @@ class NormalCell(nn.Module):
             self.pcm = pcm((dim, hidden, dim), (1, 1), (pcm_norm, False), groups, False, **dd)
         elif fusion != "none":
             self.pcm = pcm((dim, hidden, dim, dim), (1, 1, 1), (pcm_norm, pcm_norm, False), groups, True, **dd)
-        self.norm1 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
+        self.norm1 = LayerNorm(dim, eps=LN_EPS, **dd)
         self.attn = Attention(dim, num_heads, qkv_bias=True, attn_drop=attn_drop, proj_drop=proj_drop, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=LN_EPS, **dd)
-        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
-        self.drop_path = PairDropPath(drop_path)
+        self.norm2 = LayerNorm(dim, eps=LN_EPS, **dd)
+        self.mlp = Mlp(dim, hidden, act_layer=GELU, drop=proj_drop, **dd)
+        self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        _, _, z = residual_norm(
+            x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
+        )  # (B, [1 +] H*W, C)
         local: Optional[Tensor] = None
+        keep: Optional[Tensor] = None
         if self.pcm is not None:
-            local, _ = self.drop_path((self.pcm(x), None))  # from x as it is, without a norm
-        y = self.attn(self.norm1(join(cls, x)))  # (B, [1 +] H*W, C)
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, add(cls, y_cls)
-        if local is not None and not self.late:
-            x = x + local
-        y = self.mlp(self.norm2(join(cls, x)))
-        y_map, y_cls = self.drop_path(part(y, x, cls))
-        x, cls = x + y_map, add(cls, y_cls)
+            local, keep = self.pcm(x), self.drop_path(x)  # from x as it is, without a norm
+            if not self.late:
+                x, _ = add_branch(x, None, present(local), None, keep)
+        y = self.attn(z)
+        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        x, cls = add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
         if local is not None and self.late:
-            x = x + local
+            x, _ = add_branch(x, None, local, None, keep)
         return x, cls
 
 
@@ -312,7 +319,7 @@ class ViTAE(FlatModel):
         has_positions = pos_embed == "sinusoid"
         positions = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
         self.make_trunk(reductions, token_dims, stem_stride, cls_token, positions, pos_drop_rate, blocks)
-        norm = nn.LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
+        norm = LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
         self.make_head(dim, num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

@@ -298,12 +298,20 @@ class Transformer(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
-        q, k = _split(self.query(column), self.num_heads), _split(self.key(column), self.num_heads)
-        v = _split(self.value(column), self.num_heads)  # (B, heads, L, CT / heads); q and k are half as wide
-        y = _merge(F.scaled_dot_product_attention(q, k, v))
-        tokens = tokens + self.drop_path(self.drop(y))
+        tokens = self.attend(tokens)
         y = self.f2(F.relu(self.f1(tokens)))
+        return tokens + self.drop_path(self.drop(y))
+
+    def attend(self, tokens: Tensor) -> Tensor:
+        column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
+        q, k, v = self.query(column), self.key(column), self.value(column)
+        whole = self.drop.p == 0 or not self.training
+        if whole and usable(tokens) and not torch.jit.is_scripting():
+            k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
+            scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
+            return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
+        q, k = _split(q, self.num_heads), _split(k, self.num_heads)
+        y = _merge(F.scaled_dot_product_attention(q, k, _split(v, self.num_heads)))  # v is twice as wide as q and k
         return tokens + self.drop_path(self.drop(y))
 
 

@@ -14,6 +14,13 @@ from torch import Tensor
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
 from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import sum_lines
+
+
+@triton.jit
+def _tile(channel, C: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets in a tile, and from row to row: the one in 32 bits, which is cheap, the other in 64, which is safe."""
+    return (tl.arange(0, ROWS) * C)[:, None] + channel[None, :], tl.full((), C, tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,11 +32,11 @@ def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
     squares = tl.zeros((ROWS, WIDTH), tl.float32)
     count = tl.zeros((ROWS,), tl.float32)
     seen = 0.0
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + step * first + tile, mask=mask, other=0.0).to(tl.float32)
         seen += 1.0
         count += tl.where(row < rows, 1.0, 0.0)
         change = tl.where((row < rows)[:, None], value - mean, 0.0)
@@ -103,17 +110,19 @@ def _apply(
 ):  # fmt: skip
     """act(keep * bn(x) + residual) of a tile."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     value = (value - centre) * (rstd * gamma) + beta
     if HAS_KEEP:
         value *= tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if HAS_RESIDUAL:
-        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, activate(value, ACT), mask=mask)
+        value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + start + tile, activate(value, ACT), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "positions"])
@@ -128,12 +137,13 @@ def _reduce(
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     grad_gamma = tl.zeros((ROWS, WIDTH), tl.float32)
     grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        unit = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
-        upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        start = step * first
+        unit = (tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
+        upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
         if ACT:
@@ -141,10 +151,10 @@ def _reduce(
             if HAS_KEEP:
                 value *= factor
             if HAS_RESIDUAL:
-                value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+                value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
             upstream *= slope(value, ACT)
             if HAS_RESIDUAL:
-                tl.store(grad_residual + at, upstream, mask=mask)
+                tl.store(grad_residual + start + tile, upstream, mask=mask)
         if HAS_KEEP:
             upstream *= factor
         grad_gamma += upstream * unit
@@ -161,11 +171,13 @@ def _input_gradient(
 ):  # fmt: skip
     """Of a tile. `share` is what one row has in mean and variance: one by all rows, or zero if these are fixed."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     along = tl.load(parameters + channel, mask=channel < C, other=0.0)[None, :] * share
     level = tl.load(parameters + C + channel, mask=channel < C, other=0.0)[None, :] * share
@@ -179,32 +191,32 @@ def _input_gradient(
         upstream *= slope(value, ACT)
     if HAS_KEEP:
         upstream *= factor
-    tl.store(grad_x + at, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
+    tl.store(grad_x + start + tile, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
 
 
 def _width(channels: int, most: int) -> int:
     """Channels of a program: the power of two that divides C, or one above C where that would be too few."""
     whole = channels & -channels
-    return min(whole if whole >= 32 else triton.next_power_of_2(channels), most)
+    return min(whole if whole >= 32 else 1 << (channels - 1).bit_length(), most)
 
 
 def _grid(x: Tensor, launch: dict[str, int]) -> tuple[int, int, int, int, int]:
     """Rows, channels, rows of a tile, channels of a tile, and blocks of channels."""
     channels = x.shape[-1]
     width = _width(channels, launch["width"])
-    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, triton.cdiv(channels, width)
+    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, -(-channels // width)
 
 
 def _shares(x: Tensor, rows: int, tile: int, blocks: int, launch: dict[str, int]) -> int:
     """How many programs share the rows of one block of channels: all together occupy the GPU."""
-    return min(triton.cdiv(rows, tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
+    return min(-(-rows // tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
 
 
 def statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
 ) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel of a contiguous x; updates the running ones."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    default = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1])
     launch = launch_parameters("batch_norm_statistics", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
@@ -213,7 +225,7 @@ def statistics(
     _statistics[(programs, blocks)](
         x, partial, rows, channels, tile, width, launch["stages"], num_warps=launch["num_warps"]
     )
-    _merge[(triton.cdiv(channels, 16),)](
+    _merge[(-(-channels // 16),)](
         partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
         channels, tile, running_mean is not None, batches is not None, 256, 16, num_warps=8,
     )  # fmt: skip
@@ -225,11 +237,11 @@ def apply(
     eps: float, act: str, y: Tensor,
 ) -> None:  # fmt: skip
     """Fills y with act(keep * bn(x) + residual); all maps are contiguous."""
-    default = dict(elements=2048, width=128, num_warps=4)
+    default = dict(elements=4096, width=128, num_warps=4)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
     launch = launch_parameters("batch_norm", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
-    _apply[(triton.cdiv(rows, tile), blocks)](
+    _apply[(-(-rows // tile), blocks)](
         x, mean, var, weight, bias, residual, keep, y, rows, rows // len(x), eps,
         channels, residual is not None, keep is not None, KINDS[act], tile, width, num_warps=launch["num_warps"],
     )  # fmt: skip
@@ -241,7 +253,7 @@ def backward(
     grad_x: Tensor, grad_residual: Tensor,
 ) -> Tensor:  # fmt: skip
     """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias, (2, C)."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
+    default = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
     shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
     launch = launch_parameters("batch_norm_backward", x.device, default, **shape)
     rows, channels, tile, width, blocks = _grid(x, launch)
@@ -253,10 +265,10 @@ def backward(
         channels, residual is not None, keep is not None, kind, tile, width, launch["stages"],
         num_warps=launch["num_warps"],
     )  # fmt: skip
-    parameters = partial.sum(0)
+    parameters = sum_lines(partial)
     if residual is not None and kind:  # the activation's slope is already in the gradient of the residual
         grad, kind = grad_residual, 0
-    _input_gradient[(triton.cdiv(rows, tile), blocks)](
+    _input_gradient[(-(-rows // tile), blocks)](
         grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions,
         1.0 / rows if training else 0.0, eps,
         channels, keep is not None, kind, tile, width, num_warps=launch["num_warps"],

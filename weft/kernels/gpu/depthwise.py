@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Depth-wise convolution: every value of the map is read, converted and activated once, and used K * K times.
 
 A program makes a tile of ROWS x COLS outputs of BLOCK_C channels. Channels lie along the lanes; columns are written

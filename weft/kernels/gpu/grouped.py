@@ -6,7 +6,6 @@ its diagonal and zeros elsewhere; `_pack` writes these matrices out, one for eac
 """
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -16,8 +15,11 @@ from torch import Tensor
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
 from weft.kernels.gpu.dot import dot
+from weft.kernels.gpu.launch import cdiv, launch
 
 PACK = 1024  # weights that one program packs
+CONVOLVE = dict(rows=128, chunk=32, block=32, num_warps=4, num_stages=3)
+SUM_UP = dict(rows=128, chunk=32, block=64, splits=16, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -70,12 +72,12 @@ def _convolve(
     IN: tl.constexpr,
     OUT: tl.constexpr,
     CHUNKS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    KIND: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GRADIENT: tl.constexpr,
 ):
     """Convolution and activation; with GRADIENT, `upstream` times the activation's slope instead."""
     BLOCKS: tl.constexpr = (C_OUT + BLOCK - 1) // BLOCK
@@ -127,9 +129,9 @@ def _parameters(
     IN: tl.constexpr,
     OUT: tl.constexpr,
     CHUNKS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """Sums over `length` rows of the gradients of three taps, those of one row of the kernel, and of the bias."""
     kernel_row = tl.program_id(0) % 3
@@ -188,21 +190,26 @@ def _chunks(c_in: int, c_out: int, groups: int, chunk: int, block: int) -> int:
     for start in range(0, c_out, block):
         end = (min(start + block, c_out) - 1) // outer * inner + inner
         widest = max(widest, end - start // outer * inner // align * align)
-    return triton.cdiv(widest, chunk)
+    return cdiv(widest, chunk)
 
 
-def _tile(operation: str, x: Tensor, c_out: int, groups: int, default: dict[str, int]) -> tuple[Any, dict[str, Any]]:
-    """What all kernels of a convolution are compiled for, and the launch parameters that are left."""
+def _plan(
+    operation: str, x: Tensor, c_out: int, groups: int, default: dict[str, int]
+) -> tuple[int, tuple[int, ...], dict[str, int]]:
+    """Rows of the map, what all kernels of a convolution are compiled for (C_IN to BLOCK), and launch parameters."""
     c_in = x.shape[3]
     rows = x.numel() // c_in
-    launch = launch_parameters(operation, x.device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
-    tile = dict(C_IN=c_in, C_OUT=c_out, IN=c_in // groups, OUT=c_out // groups)
-    tile |= dict(CHUNK=launch.pop("chunk"), BLOCK=launch.pop("block"))
-    tile["CHUNKS"] = _chunks(c_in, c_out, groups, tile["CHUNK"], tile["BLOCK"])
-    return tile, launch
+    at = launch_parameters(operation, x.device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
+    chunk, block = at["chunk"], at["block"]
+    chunks = _chunks(c_in, c_out, groups, chunk, block)
+    return rows, (c_in, c_out, c_in // groups, c_out // groups, chunks, chunk, block), at
 
 
-def _convolution(
+def _options(at: dict[str, int]) -> dict[str, int]:
+    return dict(num_warps=at["num_warps"], num_stages=at["num_stages"])
+
+
+def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -211,68 +218,49 @@ def _convolution(
     upstream: Tensor | None = None,
     transposed: bool = False,
 ) -> Tensor:
-    c_out = weight.shape[1] * groups if transposed else weight.shape[0]
     batch, height, width, _ = x.shape
-    rows = batch * height * width
-    tile, launch = _tile(
-        "grouped_conv", x, c_out, groups, dict(rows=128, chunk=32, block=32, num_warps=4, num_stages=3)
-    )
-    blocks, chunks = triton.cdiv(c_out, tile["BLOCK"]), tile["CHUNKS"]
-    packed = torch.empty(blocks * 9 * chunks * tile["CHUNK"] * tile["BLOCK"], dtype=x.dtype, device=x.device)
+    c_out = weight.shape[1] * groups if transposed else weight.shape[0]
+    rows, tile, at = _plan("grouped_conv", x, c_out, groups, CONVOLVE)
+    *_, chunks, chunk, block = tile
+    blocks = cdiv(c_out, block)
+    size = blocks * 9 * chunks * chunk * block
+    packed = torch.empty(size, dtype=x.dtype, device=x.device)
     y = torch.empty(batch, height, width, c_out, dtype=x.dtype, device=x.device)
     if rows:
-        pack_grid = (triton.cdiv(packed.numel(), PACK),)
-        _pack[pack_grid](weight, packed, packed.numel(), **tile, TRANSPOSED=transposed, SIZE=PACK, num_warps=4)
-        grid = (blocks * triton.cdiv(rows, launch["rows"]),)
-        _convolve[grid](
-            x,
-            packed,
-            x if bias is None else bias,
-            x if upstream is None else upstream,
-            y,
-            rows,
-            height,
-            width,
-            **tile,
-            HAS_BIAS=bias is not None,
-            KIND=KINDS[act],
-            GRADIENT=upstream is not None,
-            ROWS=launch.pop("rows"),
-            **launch,
-        )
+        launch(_pack, (cdiv(size, PACK),), weight, packed, size, *tile, transposed, PACK, num_warps=4)
+        grid = (blocks * cdiv(rows, at["rows"]),)
+        launch(
+            _convolve, grid, x, packed, x if bias is None else bias, x if upstream is None else upstream, y, rows,
+            height, width, *tile, at["rows"], KINDS[act], bias is not None, upstream is not None, **_options(at),
+        )  # fmt: skip
     return y
 
 
 def parameter_gradients(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Gradients of weight and bias, one behind the other, summed in a fixed order."""
-    _, height, width, c_in = x.shape
+    _, height, width, _ = x.shape
     c_out = weight.shape[0]
-    rows = x.numel() // c_in
-    tile, launch = _tile(
-        "grouped_conv_weight",
-        x,
-        c_out,
-        groups,
-        dict(rows=64, chunk=32, block=32, splits=16, num_warps=4, num_stages=3),
-    )
-    step = launch.pop("rows")
-    length = triton.cdiv(triton.cdiv(rows, launch.pop("splits")), step) * step
-    splits = triton.cdiv(rows, length) if rows else 0
+    rows, tile, at = _plan("grouped_conv_weight", x, c_out, groups, SUM_UP)
+    *_, chunks, _, block = tile
+    length = cdiv(cdiv(rows, at["splits"]), at["rows"]) * at["rows"]
+    splits = cdiv(rows, length) if rows else 0
     partial = torch.empty(splits, weight.numel() + c_out, dtype=torch.float32, device=x.device)
     if rows:
-        grid = (3 * tile["CHUNKS"] * triton.cdiv(c_out, tile["BLOCK"]), splits)
-        _parameters[grid](grad, x, partial, rows, height, width, length, **tile, ROWS=step, **launch)
+        grid = (3 * chunks * cdiv(c_out, block), splits)
+        launch(
+            _parameters, grid, grad, x, partial, rows, height, width, length, *tile, at["rows"], **_options(at)
+        )  # fmt: skip
     return partial.sum(0)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> Tensor:
-    return _convolution(x, weight, bias, groups, act)
+    return convolution(x, weight, bias, groups, act)
 
 
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str
 ) -> tuple[Tensor, Tensor]:
     if act != "none":  # what went into the activation is computed again rather than kept
-        grad = _convolution(x, weight, bias, groups, act, upstream=grad)
-    grad_x = _convolution(grad, weight, None, groups, "none", transposed=True)
+        grad = convolution(x, weight, bias, groups, act, upstream=grad)
+    grad_x = convolution(grad, weight, None, groups, "none", transposed=True)
     return grad_x, parameter_gradients(grad, x, weight, groups)

@@ -1,4 +1,4 @@
-"""Launching kernels with little delay: in eager mode a model launches hundreds, and the GPU must not wait for Python."""
+"""Launching kernels quickly: in eager mode a model launches hundreds, and the GPU should not wait for Python."""
 
 from typing import Any
 
@@ -41,5 +41,3 @@ def cdiv(a: int, b: int) -> int:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
-
-

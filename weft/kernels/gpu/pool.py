@@ -18,26 +18,25 @@ def _forward(
     line = position // columns_out
     left = position % columns_out * STRIDE - 1
     top = line % rows_out * STRIDE - 1
-    picture = (line // rows_out).to(tl.int64) * height
+    start = (((line // rows_out).to(tl.int64) * height + top) * width + left) * channels
     written = (position < positions)[:, None] & (channel < channels)[None, :]
     best = tl.full((BLOCK, BLOCK_C), float("-inf"), tl.float32)
-    best_place = tl.zeros((BLOCK, BLOCK_C), tl.int32)
+    values, insides = (), ()
     for tap in tl.static_range(9):
         row, column = top + tap // 3, left + tap % 3
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        at = ((picture + row) * width + column) * channels
+        inside = (row.to(tl.uint32) < height) & (column.to(tl.uint32) < width)  # unsigned, -1 is large
+        at = start + (tap // 3 * width + tap % 3) * channels
         value = tl.load(x + at[:, None] + channel[None, :], mask=inside[:, None] & written, other=float("-inf"))
         value = value.to(tl.float32)
-        if PLACES:  # the first of equals, or the last of those that are no number, as torch has it
-            better = (value > best) | (value != value)
-            best_place = tl.where(better & inside[:, None], tap, best_place)
-            best = tl.where(better, value, best)
-        else:
-            best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-    at = position.to(tl.int64)[:, None] * channels + channel[None, :]
+        best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
+        values, insides = values + (value,), insides + (inside,)
+    at = (position.to(tl.int64) * channels)[:, None] + channel[None, :]
     tl.store(y + at, best, mask=written)
-    if PLACES:
-        tl.store(place + at, best_place.to(tl.int8), mask=written)
+    if PLACES:  # backwards, so that the first of equals stays, as torch has it
+        found = tl.full((BLOCK, BLOCK_C), 4, tl.int8)
+        for back in tl.static_range(9):
+            found = tl.where((values[8 - back] == best) & insides[8 - back][:, None], 8 - back, found).to(tl.int8)
+        tl.store(place + at, found, mask=written)
 
 
 @triton.jit
@@ -71,19 +70,22 @@ def _backward(
     column, row = block % columns, block // columns % rows
     picture = (block // columns // rows).to(tl.int64)
     written = (block < blocks)[:, None] & (channel < channels)[None, :]
+    totals = ()  # all before the first is stored, so that what was loaded for one serves the others
     for i in tl.static_range(STRIDE * STRIDE):
         total = _share(
             grad, place, picture, row, column, channel, written, rows_out, columns_out, channels,
             i // STRIDE, i % STRIDE, STRIDE,
         )  # fmt: skip
+        totals = totals + (total,)
+    for i in tl.static_range(STRIDE * STRIDE):
         at_row, at_column = row * STRIDE + i // STRIDE, column * STRIDE + i % STRIDE
         at = ((picture * height + at_row) * width + at_column) * channels
         mask = written & (at_row < height)[:, None] & (at_column < width)[:, None]
-        tl.store(grad_x + at[:, None] + channel[None, :], total, mask=mask)
+        tl.store(grad_x + at[:, None] + channel[None, :], totals[i], mask=mask)
 
 
 def _launch_of(operation: str, x: Tensor, channels: int, stride: int) -> dict[str, int]:
-    default = dict(BLOCK=32, BLOCK_C=min(64, triton.next_power_of_2(channels)), num_warps=4)
+    default = dict(BLOCK=16, BLOCK_C=min(64, triton.next_power_of_2(channels)), num_warps=4)
     return launch_parameters(operation, x.device, default, channels=channels, stride=stride)
 
 

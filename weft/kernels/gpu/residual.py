@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+
 SIZES = ["pictures", "positions"]
 ELEMENTS, WARPS = 2048, 4
 
@@ -71,10 +73,10 @@ def _branch_gradient(
 
 def _grid(x: Tensor, has_cls: bool) -> tuple[int, int, int, int, int, int]:
     pictures, height, width, channels = x.shape
-    padded = triton.next_power_of_2(channels)
+    padded = power_of_two(channels)
     rows = max(1, ELEMENTS // padded)
     positions = height * width
-    return triton.cdiv(pictures * (positions + has_cls), rows), pictures, positions, channels, rows, padded
+    return cdiv(pictures * (positions + has_cls), rows), pictures, positions, channels, rows, padded
 
 
 def add(
@@ -82,8 +84,8 @@ def add(
 ) -> None:
     """Fills the sums."""
     programs, pictures, positions, channels, rows, padded = _grid(x, cls is not None)
-    _add[(programs,)](
-        x, cls, y, y_cls, keep, sum_x, sum_cls, pictures, positions,
+    launch(
+        _add, (programs,), x, cls, y, y_cls, keep, sum_x, sum_cls, pictures, positions,
         channels, cls is not None, y.dim() == 3, keep is not None, rows, padded, num_warps=WARPS,
     )  # fmt: skip
 
@@ -93,7 +95,7 @@ def branch_gradient(
 ) -> None:
     """Fills the gradients of the branch."""
     programs, pictures, positions, channels, rows, padded = _grid(grad, grad_cls is not None)
-    _branch_gradient[(programs,)](
-        grad, grad_cls, keep, grad_y, grad_y_cls, pictures, positions,
+    launch(
+        _branch_gradient, (programs,), grad, grad_cls, keep, grad_y, grad_y_cls, pictures, positions,
         channels, grad_cls is not None, grad_y.dim() == 3, keep is not None, rows, padded, num_warps=WARPS,
     )  # fmt: skip

@@ -54,17 +54,33 @@ def plan(kernel: int, stride: int, padding: int, dilation: int, channels: int, r
 
 
 @triton.jit
+def _divide(n, divisor):
+    """n // divisor for 0 <= n < 2**21, in three instructions instead of twenty."""
+    return ((n.to(tl.float32) + 0.5) * (1.0 / divisor)).to(tl.int32)
+
+
+@triton.jit
+def _tile(tile, groups, rows_out, groups_per_row, BLOCK_M: tl.constexpr):
+    """Of the groups in a tile: picture, row and place in the row, the first line of outputs and lines from there on."""
+    line = tile * BLOCK_M // groups_per_row
+    place = tile * BLOCK_M % groups_per_row + tl.arange(0, BLOCK_M)
+    lines = _divide(place, groups_per_row)
+    row = line % rows_out + lines
+    pictures = _divide(row, rows_out)
+    picture = line // rows_out + pictures.to(tl.int64)
+    return picture, row - pictures * rows_out, place - lines * groups_per_row, line, lines
+
+
+@triton.jit
 def _corners(
-    m, groups, height, row, rows_out, groups_per_row,
+    picture, row_out, place, exists, height, row,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, CHANNELS: tl.constexpr,
     GROUP: tl.constexpr, LEAD: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Where the groups `m` begin to see the picture: row, value in the row, value in all pictures."""
-    line = m // groups_per_row
-    top = tl.where(m < groups, line % rows_out * STRIDE - PADDING, height)  # no group sees nothing
-    left = tl.multiple_of(m % groups_per_row * (GROUP * STRIDE * CHANNELS) - (PADDING * CHANNELS + LEAD), VECTOR)
-    start = (line // rows_out).to(tl.int64) * height * row + (top * row + left)
-    return top, left, tl.multiple_of(start, VECTOR)
+    """Where groups begin to see the picture: row, value in the row, value in all pictures."""
+    top = tl.where(exists, row_out * STRIDE - PADDING, height)  # below the picture nothing is seen
+    left = tl.multiple_of(place * (GROUP * STRIDE * CHANNELS) - (PADDING * CHANNELS + LEAD), VECTOR)
+    return top, left, tl.multiple_of((picture * height + top) * row + left, VECTOR)
 
 
 @triton.jit
@@ -72,7 +88,7 @@ def _patches(
     x, top, left, start, height, row, FIRST: tl.constexpr,
     DILATION: tl.constexpr, SPAN: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Columns FIRST to FIRST + BLOCK_K of the left matrix, zeros where the kernel hangs over the edge of the picture."""
+    """Columns FIRST to FIRST + BLOCK_K of the left matrix, zeros where the kernel hangs over the edge."""
     y: tl.constexpr = FIRST // SPAN * DILATION
     k = FIRST % SPAN + tl.arange(0, BLOCK_K)[None, :]
     # As unsigned numbers those below zero are large.
@@ -116,9 +132,10 @@ def _forward(
         k = first + tl.arange(0, BLOCK_K)
         rights = rights + (tl.load(matrix + k[:, None] * COLUMNS + n[None, :]),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
-        m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
+        picture, row_out, place, line, lines = _tile(tile, groups, rows_out, groups_per_row, BLOCK_M)
         top, left, start = _corners(
-            m, groups, height, row, rows_out, groups_per_row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
+            picture, row_out, place, exists, height, row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
         )
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
@@ -126,11 +143,11 @@ def _forward(
             total = dot(patches, rights[first // BLOCK_K], total)
         if HAS_BIAS:
             total += tl.load(bias + channel).to(tl.float32)[None, :]
-        first_column = m % groups_per_row * GROUP
-        position = (m // groups_per_row).to(tl.int64) * columns_out + first_column
-        inside = (m < groups)[:, None] & (n < GROUP * OUT)[None, :]
-        inside = inside & (first_column[:, None] + member[None, :] < columns_out)
-        tl.store(out + (position * out_channels)[:, None] + column[None, :], activate(total, KIND), mask=inside)
+        inside = exists[:, None] & (n < GROUP * OUT)[None, :]
+        inside = inside & ((place * GROUP)[:, None] + member[None, :] < columns_out)
+        position = (lines * columns_out + place * GROUP) * out_channels
+        begin = out + line.to(tl.int64) * columns_out * out_channels
+        tl.store(begin + position[:, None] + column[None, :], activate(total, KIND), mask=inside)
 
 
 @triton.jit
@@ -147,19 +164,20 @@ def _weight_gradient(
     member = n // OUT
     column = member * out_channels + n % OUT
     totals = ()
-    for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
+    for _ in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
         totals = totals + (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),)
     bias = tl.zeros((BLOCK_N,), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
-        m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
+        picture, row_out, place, line, lines = _tile(tile, groups, rows_out, groups_per_row, BLOCK_M)
         top, left, start = _corners(
-            m, groups, height, row, rows_out, groups_per_row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
+            picture, row_out, place, exists, height, row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
         )
-        first_column = m % groups_per_row * GROUP
-        position = (m // groups_per_row).to(tl.int64) * columns_out + first_column
-        inside = (m < groups)[:, None] & (n < GROUP * OUT)[None, :]
-        inside = inside & (first_column[:, None] + member[None, :] < columns_out)
-        upstream = tl.load(grad + (position * out_channels)[:, None] + column[None, :], mask=inside, other=0.0)
+        inside = exists[:, None] & (n < GROUP * OUT)[None, :]
+        inside = inside & ((place * GROUP)[:, None] + member[None, :] < columns_out)
+        position = (lines * columns_out + place * GROUP) * out_channels
+        begin = grad + line.to(tl.int64) * columns_out * out_channels
+        upstream = tl.load(begin + position[:, None] + column[None, :], mask=inside, other=0.0)
         if HAS_BIAS:
             bias += tl.sum(upstream.to(tl.float32), axis=0)
         updated = ()
