@@ -220,8 +220,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted
     out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if out.numel():
         stages = 3 if q.dtype.itemsize == 2 else 1  # wider ones might not fit a smaller GPU's shared memory
-        options = _options("window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=stages))
-        grid, sizes, constants = _division(shape, heads, window, shifted, options.pop("programs"))
+        programs, options = _options(
+            "window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=stages)
+        )
+        grid, sizes, constants = _division(shape, heads, window, shifted, programs)
         strides = q.stride(0), q.stride(2)
         launch(_forward, grid, q, k, v, table.contiguous(), out, *sizes, *strides, *constants, **options)
     return out
@@ -236,9 +238,11 @@ def backward(
     if not q.numel():
         return grad_q, grad_k, grad_v, torch.zeros_like(table)
     grad_table = torch.empty(table.shape, dtype=table.dtype, device=table.device)
-    options = _options("window_attention_backward", q, heads, window, dict(programs=528, num_warps=4, num_stages=1))
-    grid, sizes, constants = _division(shape, heads, window, shifted, options.pop("programs"))
-    programs, block = grid[0] * grid[1] // heads, constants[3]  # of a head
+    programs, options = _options(
+        "window_attention_backward", q, heads, window, dict(programs=528, num_warps=4, num_stages=1)
+    )
+    grid, sizes, constants = _division(shape, heads, window, shifted, programs)
+    programs, block = grid[0] * grid[1] // heads, constants[3]  # programs of one head
     partial = torch.empty(programs, heads, block, block, dtype=torch.float32, device=q.device)
     maps = grad.contiguous(), q, k, v, table.contiguous(), grad_q, grad_k, grad_v, partial
     launch(_backward, grid, *maps, *sizes, q.stride(0), q.stride(2), *constants, **options)
@@ -248,7 +252,9 @@ def backward(
     return grad_q, grad_k, grad_v, grad_table
 
 
-def _options(operation: str, q: Tensor, heads: int, window: int, default: dict[str, int]) -> dict[str, int]:
+def _options(operation: str, q: Tensor, heads: int, window: int, default: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """About how many programs, and what else they are launched with."""
     batch, height, width, channels = q.shape
     shape = dict(pixels=batch * height * width, heads=heads, dim=channels // heads, window=window)
-    return launch_parameters(operation, q.device, default, **shape, kind=str(q.dtype)[6:])
+    options = dict(launch_parameters(operation, q.device, default, **shape, kind=str(q.dtype)[6:]))
+    return options.pop("programs"), options
