@@ -90,17 +90,20 @@ def conv_act(
     act: str,
     residual: Optional[Tensor] = None,
 ) -> Tensor:
-    """act(conv(x) + bias + residual) of (B, H, W, C) maps. The kernels have no gradient; the twin has."""
+    """act(conv(x) + bias + residual) of (B, H, W, C) maps. The kernels have no gradient; the twin has.
+
+    Compilers put all that follows a convolution into one pass themselves, so that only matrix products are left to do.
+    """
     nothing = bias is None and residual is None and act == "none"
     square = stride[0] == stride[1] and padding[0] == padding[1]
-    if torch.is_grad_enabled() or nothing or not square or not usable(x):
+    compiled = weight.shape[2] > 1 and torch.compiler.is_compiling()
+    if torch.is_grad_enabled() or nothing or compiled or not square or not usable(x):
         y = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups).permute(0, 2, 3, 1)
         return y if nothing else activation(y if residual is None else y + residual, act)
     dtype = amp_dtype(x)
-    return conv_act_forward(x.to(dtype), weight.to(dtype), bias, residual, stride[0], padding[0], groups, act)
-
-
-TILES = ((128, 32, 4), (128, 64, 4), (256, 64, 8), (128, 128, 8), (128, 256, 8))  # pixels, features, warps
+    if x.dtype != dtype or weight.dtype != dtype:
+        x, weight = x.to(dtype), weight.to(dtype)
+    return conv_act_forward(x, weight, bias, residual, stride[0], padding[0], groups, act)
 
 
 def cases(batch: int = 256) -> list[Case]:
@@ -144,11 +147,12 @@ def _case(
     small = -(-side // stride)
     rows = batch * small * small
     fast = kernel == 1 and stride == 1 and not shortcut and act in ("none", "relu")
+    tiles = [(128, 32, 4, 3), (128, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3), (64, 256, 8, 2)]  # warps, stages
+    tiles = [tile for tile in tiles if min(features, 256) // 4 <= tile[1] <= features][-4 if kernel == 1 else -1 :]
     candidates: list[dict[str, int | str]] = [{"how": "linear" if fast else "library"}]
     candidates += [
-        {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": min(channels, 64), "num_warps": warps, "num_stages": 3}
-        for m, n, warps in TILES
-        if min(features, 256) // 2 <= n <= features
+        dict(how="kernel", BLOCK_M=m, BLOCK_N=n, BLOCK_K=min(channels, 64), num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in tiles
     ]
 
     def inputs(device: torch.device) -> tuple[Tensor | None, ...]:
