@@ -14,6 +14,7 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.base import HybridModel
+from weft.models.ceit import LeFF
 from weft.models.cvt import Attention, Block
 from weft.models.layers import ConvNorm, LinearNorm
 from weft.models.on_cpu import LinearAct, TokenBlock
@@ -48,7 +49,7 @@ def fuse(model: ModelT) -> ModelT:
     """
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
-        if isinstance(module, ConvNorm | LinearNorm):
+        if isinstance(module, ConvNorm | LinearNorm | LeFF):
             module.fuse()
         elif isinstance(module, IN_ORDER):
             _fold_batch_norms(module)
