@@ -4,6 +4,7 @@ Cutting three maps into windows and joining the result are eight copies for a sh
 as the logits of a picture. Here the map is read once and the result written once.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ def plain_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q, k, v, table)]
-        return torch.autograd.grad(plain_window_attention(*inputs, window, shifted), inputs, grad)
+        q, k, v, table = (x.detach().requires_grad_() for x in (q, k, v, table))
+        return torch.autograd.grad(plain_window_attention(q, k, v, table, window, shifted), (q, k, v, table), grad)
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
@@ -104,9 +105,8 @@ def _case(side: int, heads: int, shifted: bool, backward: bool, window: int = 7,
         return *maps, torch.randn((2 * window - 1) ** 2, heads, device=device)
 
     pixels, products = batch * side * side, 5 if backward else 2
-    kernel, plain = (
-        (window_attention_backward, plain_backward) if backward else (window_attention, plain_window_attention)
-    )
+    kernel: Callable[..., Any] = window_attention_backward if backward else window_attention
+    plain: Callable[..., Any] = plain_backward if backward else plain_window_attention
     choices = [(1056, 2, 3), (1056, 4, 3), (2112, 4, 2), (4224, 4, 3)]
     candidates = [dict(programs=p, num_warps=w, num_stages=s) for p, w, s in choices]
     if backward:

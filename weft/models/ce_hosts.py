@@ -65,7 +65,8 @@ class SwinBlock(SwinTransformerBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
-        x, _, z = residual_norm(x, None, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        norm = self.norm2.weight, self.norm2.bias, self.norm2.eps
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), *norm)  # pyright: ignore[reportArgumentType]
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
     def _attn(self, x: Tensor) -> Tensor:

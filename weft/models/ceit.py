@@ -113,6 +113,11 @@ class LeFF(nn.Module):
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
         return self.linear2(x), cls  # eq. 10: (B, H, W, C)
 
+    def fuse(self) -> None:
+        """Hands the GELU of eq. 6 to the convolution, which applies it to what it reads."""
+        if self.dwconv is not None:
+            self.linear1.act, self.dwconv.act_in = "none", "gelu"
+
 
 class Block(nn.Module):
     """Encoder block: MSA over all tokens, then LeFF."""

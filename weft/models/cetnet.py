@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.kernels.conv_norm import conv_qkv
+from weft.kernels.linear import Linear, linears
 from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
@@ -81,26 +82,29 @@ class LEWinAttention(nn.Module):
         self.k = nn.Linear(dim, dim, **dd)
         self.v = nn.Linear(dim, dim, **dd)
         self.rel_pos = RelPosBias((window, window), num_heads, **dd)
-        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj = Linear(dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.convolve(x)
-        q, k, v = self.q(q), self.k(k), self.v(v)
+        q, k, v = self.project(x)
         dropout = self.attn_drop if self.training else 0.0
-        table, index = self.rel_pos.relative_position_bias_table, self.rel_pos.relative_position_index
+        table = self.rel_pos.relative_position_bias_table
+        index: Tensor = self.rel_pos.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
         y = windowed_attention(q, k, v, table, index, self.num_heads, self.window, self.shifted, dropout)
         return self.proj_drop(self.proj(y))
 
-    def convolve(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The maps that q, k and v are made of."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The maps q, k and v, (B, H, W, C) each."""
         if torch.jit.is_scripting():
-            return self.conv_q(x), self.conv_k(x), self.conv_v(x)
+            return self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
         else:  # not compiled by TorchScript
+            maps = [x, x, x]
             if self.has_convs and usable(x):
-                q, k, v = conv_qkv(x, None, self.conv_q, self.conv_k, self.conv_v)
-                return q.view(x.shape), k.view(x.shape), v.view(x.shape)
-            return self.conv_q(x), self.conv_k(x), self.conv_v(x)
+                maps = [y.view(x.shape) for y in conv_qkv(x, None, self.conv_q, self.conv_k, self.conv_v)]
+            elif self.has_convs:
+                maps = [self.conv_q(x), self.conv_k(x), self.conv_v(x)]
+            q, k, v = linears(maps, (self.q, self.k, self.v))
+            return q, k, v
 
 
 def local_conv(dim: int, **dd: Any) -> ConvNorm:

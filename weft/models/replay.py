@@ -6,16 +6,27 @@ from torch import Tensor, nn
 WARM_UPS = 3  # passes in front of a recording, in which libraries choose kernels and reserve memory
 
 
-class Replayed(nn.Module):
-    """A model in eval mode that, on a GPU and without gradients, replays what it did for pictures of the same shape.
+def replay(model: nn.Module, most: int = 4) -> nn.Module:
+    """A model that launches nothing twice: what it did on the GPU for a batch of some shape is recorded and replayed.
 
-    A CUDA graph takes memory of its own for every shape; the `most` shapes that came last are kept. Everything else,
-    and every other call, goes to the model. Weights may change in place, but not move.
+        fast = weft.replay(weft.fuse(model).cuda())
+        with torch.inference_mode():
+            logits = fast(pictures)
+
+    In eval mode and without gradients; every other call goes to the model as it is. The recording, a CUDA graph, takes
+    memory of its own for each shape, so that only the `most` shapes that came last are kept. Weights may change in
+    place, but not move.
     """
+    return Replayed(model, most)
 
-    def __init__(self, model: nn.Module, most: int = 4):
+
+class Replayed(nn.Module):
+    """See `replay`."""
+
+    def __init__(self, model: nn.Module, most: int):
         super().__init__()
         self.model = model
+        self.train(model.training)
         self.most = most
         self._recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 

@@ -12,9 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.gpu.processors import processors
 from weft.kernels.gpu.shares import sum_lines
 
+FORWARD = dict(elements=1024, num_warps=2)
+BACKWARD = dict(elements=2048, num_warps=4, per_processor=4, stages=2)
 SIZES = ["x_rows", "cls_rows", "pictures", "positions", "map_programs"]
 
 
@@ -144,63 +147,63 @@ def _in_place(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _dense(x: Tensor, cls: Tensor | None) -> bool:
-    return x.is_contiguous() and (cls is None or cls.is_contiguous())
-
-
-def _shape(x: Tensor) -> tuple[int, int, int]:
-    pictures, height, width, channels = x.shape
-    return pictures, height * width, channels
-
-
 def forward(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
-    outputs: tuple[Tensor, Tensor, Tensor, Tensor], joined: bool,
+    outputs: tuple[Tensor | None, ...], joined: bool,
 ) -> None:  # fmt: skip
     """Fills the outputs: map and class token behind the sum, where there is a y; tokens, or map and class token."""
-    pictures, positions, channels = _shape(x)
-    width = 1 << (channels - 1).bit_length()  # a power of two
-    default = dict(elements=1024, num_warps=2)
-    launch = launch_parameters(
-        "layer_norm", x.device, default, rows=pictures * positions, channels=channels, residual=y is not None
+    pictures, height, width, channels = x.shape
+    positions = height * width
+    has_y, has_cls = y is not None, cls is not None
+    chosen = launch_parameters(
+        "layer_norm", x.device, FORWARD, rows=pictures * positions, channels=channels, residual=has_y
     )
-    rows = max(1, launch["elements"] // width)
-    map_programs = -(-pictures * positions // rows)
-    programs = map_programs + (0 if cls is None else -(-pictures // rows))
-    x, first = _in_place(x), cls if cls is None else _in_place(cls)
-    _forward[(programs,)](
-        x, first, None if y is None else y.contiguous(), keep, weight, bias, *outputs,
-        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
-        pictures, positions, map_programs, eps,
-        channels, y is not None, keep is not None, cls is not None, joined, _dense(x, first), rows, width,
-        num_warps=launch["num_warps"],
+    block = power_of_two(channels)
+    rows = max(1, chosen["elements"] // block)
+    map_programs = cdiv(pictures * positions, rows)
+    programs = map_programs + cdiv(pictures, rows) if has_cls else map_programs
+    x = _in_place(x)
+    dense, cls_rows = x.is_contiguous(), 1
+    if cls is not None:
+        cls = _in_place(cls)
+        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
+    if y is not None:
+        y = y.contiguous()
+    launch(
+        _forward, (programs,), x, cls, y, keep, weight, bias, *outputs,
+        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
+        channels, has_y, keep is not None, has_cls, joined, dense, rows, block, num_warps=chosen["num_warps"],
     )  # fmt: skip
 
 
 def backward(
     grad: Tensor, grad_cls: Tensor | None, grad_sum: Tensor | None, grad_sum_cls: Tensor | None,
     x: Tensor, cls: Tensor | None, keep: Tensor | None, weight: Tensor, eps: float,
-    outputs: tuple[Tensor, Tensor, Tensor], joined: bool, has_y: bool,
-) -> Tensor:  # fmt: skip
-    """Fills the gradients of map, class token and y; returns those of weight and bias, (2, C) in float32."""
-    pictures, positions, channels = _shape(x)
-    width = 1 << (channels - 1).bit_length()  # a power of two
-    default = dict(elements=2048, num_warps=4, per_processor=4, stages=2)
-    launch = launch_parameters(
-        "layer_norm_backward", x.device, default, rows=pictures * positions, channels=channels, residual=has_y
+    outputs: tuple[Tensor | None, ...], joined: bool, has_y: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills the gradients of map, class token and y; returns those of weight and bias."""
+    pictures, height, width, channels = x.shape
+    positions = height * width
+    has_cls = cls is not None
+    chosen = launch_parameters(
+        "layer_norm_backward", x.device, BACKWARD, rows=pictures * positions, channels=channels, residual=has_y
     )
-    rows = max(1, launch["elements"] // width)
-    most = launch["per_processor"] * processors(x.device)
-    map_programs = min(-(-pictures * positions // rows), most)
-    programs = map_programs + (0 if cls is None else min(-(-pictures // rows), most))
-    x, first = _in_place(x), cls if cls is None else _in_place(cls)
+    block = power_of_two(channels)
+    rows = max(1, chosen["elements"] // block)
+    most = chosen["per_processor"] * processors(x.device)
+    map_programs = min(cdiv(pictures * positions, rows), most)
+    programs = map_programs + min(cdiv(pictures, rows), most) if has_cls else map_programs
+    x = _in_place(x)
+    dense, cls_rows = x.is_contiguous(), 1
+    if cls is not None:
+        cls = _in_place(cls)
+        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
     grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
     partial = torch.empty(programs, 2, channels, device=x.device)
-    _backward[(programs,)](
-        *grads, x, first, keep, weight, *outputs, partial,
-        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
-        pictures, positions, map_programs, eps,
-        channels, grad_sum is not None, has_y, keep is not None, cls is not None, joined, _dense(x, first), rows, width,
-        launch["stages"], num_warps=launch["num_warps"],
+    launch(
+        _backward, (programs,), *grads, x, cls, keep, weight, *outputs, partial,
+        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
+        channels, grad_sum is not None, has_y, keep is not None, has_cls, joined, dense, rows, block,
+        chosen["stages"], num_warps=chosen["num_warps"],
     )  # fmt: skip
-    return sum_lines(partial)
+    return sum_lines(partial, weight)

@@ -10,23 +10,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.gpu.launch import cdiv, launch
+
 LINES, WIDTH = 256, 16
 
 
 @triton.jit(do_not_specialize=["count"])
-def _sum_lines(lines, total, count, columns, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    found = tl.zeros((LINES, WIDTH), tl.float32)
-    for first in range(0, count, LINES):
-        line = first + tl.arange(0, LINES)
-        mask = (line < count)[:, None] & (column < columns)[None, :]
-        found += tl.load(lines + (line * columns)[:, None] + column[None, :], mask=mask, other=0.0)
-    tl.store(total + column, tl.sum(found, axis=0), mask=column < columns)
+def _sum_lines(lines, first, second, count, C: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """The first C columns of all lines, and in the programs of the second axis the other C."""
+    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    if tl.program_id(1) == 1:
+        lines += C
+        first = second
+    total = tl.zeros((LINES, WIDTH), tl.float32)
+    for start in range(0, count, LINES):
+        line = start + tl.arange(0, LINES)
+        mask = (line < count)[:, None] & (channel < C)[None, :]
+        total += tl.load(lines + (line * 2 * C)[:, None] + channel[None, :], mask=mask, other=0.0)
+    tl.store(first + channel, tl.sum(total, axis=0), mask=channel < C)
 
 
-def sum_lines(lines: Tensor) -> Tensor:
-    """(count, 2, C) to (2, C): torch's sum takes longer than what makes the lines."""
+def sum_lines(lines: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(count, 2, C) to twice (C,), the gradients of a weight and a bias."""
     count, _, channels = lines.shape
-    total = torch.empty(2, channels, device=lines.device)
-    _sum_lines[(-(-2 * channels // WIDTH),)](lines, total, count, 2 * channels, LINES, WIDTH, num_warps=8)
-    return total
+    first, second = torch.empty_like(weight), torch.empty_like(weight)
+    grid = (cdiv(channels, WIDTH), 2)
+    launch(_sum_lines, grid, lines, first, second, count, channels, LINES, WIDTH, num_warps=8)
+    return first, second

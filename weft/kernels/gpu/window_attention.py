@@ -5,7 +5,7 @@ pictures stands in front of the loop: where its pixels are, and the bias of ever
 or nearly, where one does not see the other.
 """
 
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 
 from functools import cache
 from typing import Any
