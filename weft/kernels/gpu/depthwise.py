@@ -164,14 +164,14 @@ def _forward(
     left = col * STRIDE - BEFORE
     window = ()
     for i in tl.static_range(K - STRIDE):
-        values = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-        window = window + (activate_all(values, ACT_IN, N),)
+        above = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+        window = window + (activate_all(above, ACT_IN, N),)
     for start in range(0, ROWS, UNROLL):
         for step in tl.static_range(UNROLL):
             row = first + start + step
             for i in tl.static_range(K - STRIDE, K):
-                values = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-                window = window + (activate_all(values, ACT_IN, N),)
+                below = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+                window = window + (activate_all(below, ACT_IN, N),)
             at = (row * out_W + col).to(tl.int64) * C + channel
             for c in tl.static_range(COLS):
                 value = activate(correlate(window, taps, offset, 0, c * STRIDE - PAD + BEFORE, N, K), ACT)

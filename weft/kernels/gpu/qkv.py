@@ -140,8 +140,8 @@ def _backward(
     left = col - BEFORE
     window_q, window_k, window_v = (), (), ()
     for i in tl.static_range(K - 1):
-        values = load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
-        window_q = window_q + (values,)
+        above = load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+        window_q = window_q + (above,)
     for i in tl.static_range(ABOVE + BELOW):
         window_k = window_k + (load_row(grad_k, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
         window_v = window_v + (load_row(grad_v, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
@@ -149,8 +149,8 @@ def _backward(
         for step in tl.static_range(UNROLL):
             row = first + start + step
             for i in tl.static_range(K - 1, K - 1 + STRIDE):
-                values = load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
-                window_q = window_q + (values,)
+                below = load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+                window_q = window_q + (below,)
             window_k = window_k + (load_row(grad_k, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
             window_v = window_v + (load_row(grad_v, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
             for top in tl.static_range(STRIDE):
