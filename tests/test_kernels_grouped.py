@@ -11,7 +11,7 @@ from weft.kernels.activation import KINDS
 from weft.kernels.choose import forced
 from weft.kernels.grouped import cases, grouped_conv_forward, plain_grouped_conv
 
-SMALL = dict(rows=32, chunk=16, block=32, splits=2)  # few programs, which the interpreter runs one by one
+SMALL = dict(rows=32, chunk=16, block=32)  # few programs, which the interpreter runs one by one
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> None:
