@@ -1,16 +1,18 @@
-"""CPU inference: Weft's CvT-13 next to transformers' CvT-13 and timm's DeiT-S, float32, in one run.
+"""CPU inference, float32, in one run: CvT-13 next to transformers', CeiT-T next to its published form, and DeiT.
 
     python benchmarks/cpu_inference.py [--rounds 10] [--batches 1 8] [--out benchmarks/results]
 
 Every round times every model in turn, so that a slow moment of the machine hits all of them. The table shows the
-median over all rounds, and the ratio to transformers. The outputs are compared before anything is timed.
+median over all rounds, and the ratio to the first of the family. The outputs are compared before anything is timed.
 """
 
 import argparse
 import json
 import platform
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -21,6 +23,9 @@ import transformers
 from torch import nn
 
 import weft
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests belong to the repository, not to the package
+from tests.published import OfficialCeiT
 
 torch._inductor.config.freezing = True  # weights are constants in inference
 WARM_UP, CALLS = 1, 3
@@ -34,6 +39,25 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
 
+    families = [cvt_13(), ceit_tiny()]
+    result = {"date": date.today().isoformat(), "machine": machine(), "milliseconds": {}, "ratio": {}}
+    for batch in args.batches:
+        models = {name: model for family in families for name, model in family.items()}
+        medians = measure(models, torch.randn(batch, 3, 224, 224), args.rounds)
+        ratios = {name: medians[next(iter(family))] / medians[name] for family in families for name in family}
+        print(f"\nbatch {batch}, 224x224, float32: median of {args.rounds * CALLS} calls")
+        for name, seconds in medians.items():
+            print(f"  {name:32} {seconds * 1000:8.1f} ms   {batch / seconds:6.1f} pictures/s   {ratios[name]:5.2f} x")
+        result["milliseconds"][batch] = {name: round(seconds * 1000, 2) for name, seconds in medians.items()}
+        result["ratio"][batch] = {name: round(ratio, 3) for name, ratio in ratios.items()}
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path = args.out / f"cpu_inference-{result['date']}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"\nWrote {path}")
+
+
+def cvt_13() -> dict[str, nn.Module]:
     theirs = transformers.CvtForImageClassification(transformers.CvtConfig(num_labels=1000)).eval()
     ours = weft.convert(theirs.state_dict(), model="cvt_13")
     quick = weft.create_model("cvt_13").eval()
@@ -45,30 +69,29 @@ def main() -> None:
         "weft cvt_13, fused, compiled": torch.compile(weft.fuse(quick)),
         "timm DeiT-S": timm.create_model("deit_small_patch16_224").eval(),
     }
-    check_equal(models["weft cvt_13, exact GELU, fused"], theirs)
+    check_equal("weft cvt_13, exact GELU, fused", models, lambda pictures: theirs(pictures).logits)
+    return models
 
-    result = {"date": date.today().isoformat(), "machine": machine(), "milliseconds": {}, "ratio": {}}
-    for batch in args.batches:
-        medians = measure(models, torch.randn(batch, 3, 224, 224), args.rounds)
-        base = medians["transformers CvT-13"]
-        print(f"\nbatch {batch}, 224x224, float32: median of {args.rounds * CALLS} calls")
-        for name, seconds in medians.items():
-            print(f"  {name:32} {seconds * 1000:8.1f} ms   {batch / seconds:6.1f} pictures/s   {base / seconds:5.2f} x")
-        result["milliseconds"][batch] = {name: round(seconds * 1000, 2) for name, seconds in medians.items()}
-        result["ratio"][batch] = {name: round(base / seconds, 3) for name, seconds in medians.items()}
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        path = args.out / f"cpu_inference-{result['date']}.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"\nWrote {path}")
+
+def ceit_tiny() -> dict[str, nn.Module]:
+    theirs = OfficialCeiT(dim=192, heads=3).eval()
+    ours = weft.convert(theirs.state_dict(), model="ceit_tiny")
+    models = {
+        "published CeiT-T": theirs,
+        "weft ceit_tiny": ours,
+        "weft ceit_tiny, fused": weft.fuse(ours),
+        "timm DeiT-T": timm.create_model("deit_tiny_patch16_224").eval(),
+    }
+    check_equal("weft ceit_tiny, fused", models, theirs)
+    return models
 
 
 @torch.inference_mode()
-def check_equal(ours: nn.Module, theirs: nn.Module) -> None:
-    picture = torch.randn(2, 3, 224, 224)
-    difference = (ours(picture) - theirs(picture).logits).abs().max().item()
-    assert difference < 1e-4, f"the models do not compute the same: {difference}"
-    print(f"largest difference between fused Weft and transformers: {difference:.1e}")
+def check_equal(ours: str, models: dict[str, nn.Module], theirs: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    pictures = torch.randn(2, 3, 224, 224)
+    difference = (models[ours](pictures) - theirs(pictures)).abs().max().item()
+    assert difference < 1e-4, f"{ours} does not compute what {next(iter(models))} does: {difference}"
+    print(f"largest difference between {ours} and {next(iter(models))}: {difference:.1e}")
 
 
 @torch.inference_mode()

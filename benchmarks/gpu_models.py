@@ -33,7 +33,7 @@ from weft.kernels.measure import measure_rates
 RESULTS = Path(__file__).parent / "results"
 PUBLISHED = "published code"  # its training step on an H200, measured when its environment was still at hand
 PUBLISHED_STEPS = {"vitae_tiny": 2650.0, "vitae_small": 965.0}  # pictures per second, eager
-PATIENCE = 280.0  # seconds for one process to build and compile
+PATIENCE = 400.0  # seconds for one process to build and compile
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Desk:
         rows = make_rows(contenders, times, {self.pair.ours: self.pair.peer})
         del contenders
         free()
-        return [{"part": part, **asdict(row)} for row in rows]
+        return [{"part": part, "batch": self.plan.settings(part).batch, **asdict(row)} for row in rows]
 
     def grow(self) -> list[dict[str, Any]]:
         rows = []
@@ -209,13 +209,15 @@ def run(plan: Plan, parts: Iterable[str], path: Path, open_desks: Callable[..., 
     desks = (open_desks or start)(pairs, plan)
 
     def save(section: str, rows: list[dict[str, Any]] | None) -> None:
-        results.setdefault(section, []).extend(rows or [])
+        again = {(row.get("part"), row["model"]) for row in rows or []}
+        kept = [row for row in results.get(section, []) if (row.get("part"), row["model"]) not in again]
+        results[section] = kept + (rows or [])
         write_text(path, json.dumps(results, indent=1) + "\n")
 
     try:
         if "rates" not in results and plan.device == "cuda":
             results["rates"] = asdict(measure_rates(torch.device("cuda")))
-        for together in (("eager", "train"), ("compiled", "train-compiled")):
+        for together in (("eager", "train"), ("compiled",), ("train-compiled",)):
             prepare_all(desks, {part: todo.get(part, []) for part in together})
             for part in together:
                 for pair in todo.get(part, []):
@@ -248,6 +250,14 @@ def prepare_all(desks: dict[str, Any], todo: dict[str, list[Pair]]) -> None:
         list(pool.map(lambda name: desks[name].ask("prepare", wanted[name]), wanted))
     if wanted:
         print(f"prepared {', '.join(todo)} in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def newest() -> Path:
+    """The file that was written last."""
+    files = sorted(RESULTS.glob("gpu_models-*.json"))
+    if not files:
+        raise SystemExit("There are no results yet: run benchmarks/gpu_models.py on a GPU.")
+    return files[-1]
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _wide(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
 def check_values(
     kernel: Callable[..., Any], twin: Callable[..., Any], *tensors: Tensor | None, factor: float = 1.0
 ) -> None:
-    """`kernel(*tensors)` equals `twin` of the same numbers in float64, up to `factor` times the rounding of its type."""
+    """`kernel(*tensors)` equals `twin` of the same numbers in float64, up to `factor` roundings of its type."""
     first = next(t for t in tensors if t is not None)
     wanted = as_list(twin(*_wide(tensors)))
     for i, (found, right) in enumerate(zip(as_list(kernel(*tensors)), wanted, strict=True)):
@@ -56,5 +56,6 @@ def check_gradients(
     torch.autograd.backward(wanted, [grad.to(out.dtype) for grad, out in zip(upstream, wanted, strict=True)])
     for i, (found, right) in enumerate(zip(given, wide, strict=True)):
         if found is not None and right is not None and found.is_floating_point():
-            assert found.grad is not None and right.grad is not None, f"no gradient of input {i}"
+            assert found.grad is not None, f"no gradient of input {i}"
+            assert right.grad is not None, f"the twin has no gradient of input {i}"
             close(found.grad, right.grad, factor * TOLERANCE[first.dtype], f"gradient of input {i}")

@@ -1,5 +1,8 @@
 """`weft.fuse`: the same outputs without a single BatchNorm, for every model and switch."""
 
+import copy
+import io
+
 import pytest
 import timm
 import torch
@@ -61,3 +64,33 @@ def test_fused_leaves_eval_and_accepts_wrapped_models():
     with torch.no_grad():
         for got, want in zip(weft.fuse(features)(picture), features(picture), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_packed_weights_follow_the_weights():
+    """Weights packed by a call are packed anew after they were converted, loaded or copied, and never saved."""
+    picture = torch.randn(2, 3, 32, 32)
+    model, other = (randomise(timm.create_model("cvt_nano")) for _ in range(2))
+    fused = weft.fuse(model)
+    wanted = fused(picture)
+    keys = set(weft.fuse(model).state_dict())
+    assert set(fused.state_dict()) == keys
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    for same in (copy.deepcopy(fused), torch.load(file, weights_only=False), torch.jit.script(fused)):
+        torch.testing.assert_close(same(picture), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused.double()(picture.double()).float(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused.float()(picture), wanted, rtol=1e-4, atol=1e-4)
+    fused.load_state_dict(weft.fuse(other).state_dict())
+    torch.testing.assert_close(fused(picture), other.eval()(picture), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_a_fused_copy():
+    """For attribution: the picture gets the gradient that it gets through the model."""
+    model = randomise(timm.create_model("cvt_nano")).eval()
+    pictures = [torch.randn(1, 3, 32, 32).requires_grad_()]
+    pictures.append(pictures[0].detach().clone().requires_grad_())
+    for network, picture in zip((model, weft.fuse(model)), pictures, strict=True):
+        network(picture)[0, 0].backward()
+    assert_close(pictures[1].grad, pictures[0].grad, 1e-4)

@@ -16,7 +16,7 @@ WAYS = {"library": {"how": "library"}, "linear": {"how": "linear"}, "kernel": {"
 
 
 def check(way: str, tensors: list[Tensor | None], stride: int, padding: int, act: str, groups: int = 1) -> None:
-    rest = [stride] * 2, [padding] * 2, groups, act
+    rest = stride, padding, groups, act
     with choose.forced(WAYS[way]):
         check_values(lambda *t: conv_act_forward(*t, *rest), lambda *t: plain_conv_act(*t, *rest), *tensors, factor=2)
 
@@ -24,7 +24,7 @@ def check(way: str, tensors: list[Tensor | None], stride: int, padding: int, act
 def inputs(
     batch: int, size: tuple[int, int], channels: int, features: int, kernel: int, dtype: torch.dtype
 ) -> list[Tensor | None]:
-    x = random(batch, channels, *size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    x = random(batch, *size, channels, dtype=dtype)
     return [x, random(features, channels, kernel, kernel, dtype=dtype), random(features), None]
 
 
@@ -45,7 +45,7 @@ def test_any_shape(way, dtype, batch, size, channels, features, kernel, stride, 
     tensors = inputs(batch, size, channels, features, kernel, dtype)
     if shortcut:
         small = [(side - 1) // stride + 1 for side in size]
-        tensors[3] = random(batch, features, *small, dtype=dtype)  # not channels-last
+        tensors[3] = random(batch, *small, features, dtype=dtype)
     check(way, tensors, stride, kernel // 2, act)
 
 
@@ -63,7 +63,7 @@ def test_groups_go_to_the_library(way: str) -> None:
 
 def test_is_an_operator() -> None:
     tensors = inputs(2, (3, 5), 8, 4, 3, torch.float32)
-    torch.library.opcheck(torch.ops.weft.conv_act.default, (*tensors, [2, 2], [1, 1], 1, "relu"))
+    torch.library.opcheck(torch.ops.weft.conv_act.default, (*tensors, 2, 1, 1, "relu"))
 
 
 def test_the_function_has_gradients() -> None:

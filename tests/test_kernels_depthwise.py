@@ -14,7 +14,9 @@ from weft.kernels import depthwise, qkv
 from weft.kernels.choose import forced
 
 SIZES = st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5))  # B, H, W, C
-TILES = st.fixed_dictionaries(dict(rows=st.integers(1, 3), cols=st.integers(1, 3), block_c=st.sampled_from([4, 8])))
+TILES = st.fixed_dictionaries(
+    dict(rows=st.integers(1, 3), cols=st.integers(1, 3), block_c=st.sampled_from([4, 8]), unroll=st.integers(1, 2))
+)
 STRIDES = st.integers(1, 2)
 TYPES = st.sampled_from(DTYPES)
 
@@ -94,7 +96,7 @@ def test_parameters_keep_their_type() -> None:
 
 
 def projection(of: Callable[..., Any], stride: int, cls: bool) -> Any:
-    """`of` as a function of x, the class token if there is one, three weights, and what of biases, scales, shifts is."""
+    """`of` as a function of x, the class token if there is one, three weights, and biases, scales, shifts if any."""
 
     def run(x: Tensor, *rest: Tensor) -> Any:
         token, rest = (rest[0], rest[1:]) if cls else (None, rest)

@@ -6,10 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernel_checks import DTYPES, check_gradients, check_values, close, random
+from weft.kernels import choose
 from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics, plain_batch_norm_act
 from weft.kernels.layer_norm import plain_residual_norm, plain_residual_norm_apart, residual_norm_forward
 
-SIZES = st.integers(1, 5)
+SIZES = st.integers(1, 3)
+# So small that every kernel has several programs, and every program several tiles
+SMALL = dict(elements=128, width=32, per_processor=1, stages=1)
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles():
+    with choose.forced(SMALL):
+        yield
 
 
 def norm(joined: bool, has_y: bool):
@@ -17,7 +26,7 @@ def norm(joined: bool, has_y: bool):
 
     def run(x, cls, y, keep, weight, bias):
         found = residual_norm_forward(x, cls, y, keep, weight, bias, 1e-5, x.dtype, joined)
-        return [out for out in found if out.numel()]
+        return [out for out in found if out is not None]
 
     def twin(x, cls, y, keep, weight, bias):
         twin = plain_residual_norm if joined else plain_residual_norm_apart
@@ -29,7 +38,7 @@ def norm(joined: bool, has_y: bool):
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     batch=SIZES,
     height=SIZES,
@@ -56,16 +65,59 @@ def test_residual_norm(joined, dtype, batch, height, channels, has_cls, has_y, h
     check_gradients(fixed(run), fixed(twin), x, cls, y, weight, bias)
 
 
+def test_residual_norm_of_parts_of_tokens() -> None:
+    tokens = random(3, 7, 16)
+    x, cls = tokens[:, 1:].view(3, 2, 3, 16), tokens[:, :1]
+    run, twin = norm(True, False)
+    check_values(run, twin, x, cls, None, None, random(16), random(16))
+    scattered = random(3, 2, 16, 3).transpose(2, 3)
+    check_values(run, twin, scattered, cls.expand(3, 1, 16), None, None, random(16), random(16))
+
+
+def test_residual_norm_of_mixed_types() -> None:
+    """Under autocast the sum stays in float32, what a product takes next is bfloat16, and so is its gradient."""
+    x = random(2, 2, 3, 16).requires_grad_()
+    y = random(2, 6, 16, dtype=torch.bfloat16).requires_grad_()
+    weight, bias = random(16).requires_grad_(), random(16).requires_grad_()
+    total, _, normed, _ = residual_norm_forward(x, None, y, None, weight, bias, 1e-5, torch.bfloat16, True)
+    assert (total.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
+    close(normed, plain_residual_norm(x, None, y, None, weight, bias, 1e-5)[2], 2**-7, "normed")
+    (grad_x, grad_y), wanted = (
+        torch.autograd.grad(out.float().square().sum(), (x, y))
+        for out in (normed, plain_residual_norm(x, None, y, None, weight, bias, 1e-5)[2])
+    )
+    assert (grad_x.dtype, grad_y.dtype) == (torch.float32, torch.bfloat16)
+    close(grad_x, wanted[0], 2**-6, "gradient of x")
+    close(grad_y, wanted[1], 2**-6, "gradient of y")
+
+
+def test_residual_norm_with_gradients_missing() -> None:
+    x, cls, y = random(2, 2, 2, 8), random(2, 1, 8), random(2, 5, 8)
+    weight, bias = random(8), random(8)
+    for chosen in ([0], [1, 3], [2]):
+        run, twin = norm(False, True)
+
+        def some(function, chosen=chosen):
+            return lambda x, cls, y, weight, bias: [function(x, cls, y, None, weight, bias)[i] for i in chosen]
+
+        inputs = [t.clone().requires_grad_() for t in (x, cls, y, weight, bias)]
+        wide = [t.double().requires_grad_() for t in (x, cls, y, weight, bias)]
+        sum(out.square().sum() for out in some(run)(*inputs)).backward()
+        sum(out.square().sum() for out in some(twin)(*wide)).backward()
+        for found, wanted in zip(inputs, wide, strict=True):
+            close(found.grad, torch.zeros_like(wanted) if wanted.grad is None else wanted.grad, 1e-5, f"{chosen}")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=4)
-@given(batch=SIZES, height=st.integers(2, 9), channels=st.sampled_from([3, 16, 40, 64]))
+@settings(max_examples=3)
+@given(batch=SIZES, height=st.integers(2, 4), channels=st.sampled_from([3, 16, 40]))
 def test_batch_statistics(dtype, batch, height, channels) -> None:
     x = 20 + random(batch, height, 5, channels, dtype=dtype)
     found, wanted = [
         (torch.full((channels,), 0.5, device=x.device), torch.full((channels,), 2.0, device=x.device), torch.tensor(3))
         for _ in range(2)
     ]
-    mean, var = batch_norm_statistics(x, *found, 0.1)
+    mean, var = batch_norm_statistics(x, *found, 0.1).unbind(0)
     plain_batch_norm_act(x.float(), mean, var, *wanted[:2], True, 0.1, 1e-5, "none", batches=wanted[2])
     wide = x.double().flatten(0, 2)
     close(mean, wide.mean(0), 1e-6, "mean")
@@ -77,12 +129,12 @@ def test_batch_statistics(dtype, batch, height, channels) -> None:
 
 @pytest.mark.parametrize("act", ["none", "gelu", "relu"])
 @pytest.mark.parametrize("training", [True, False])
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     dtype=st.sampled_from(DTYPES),
-    batch=st.integers(2, 5),
+    batch=st.integers(2, 3),
     height=SIZES,
-    channels=st.sampled_from([3, 16, 40, 64]),
+    channels=st.sampled_from([3, 16, 40]),
     has_residual=st.booleans(),
     has_keep=st.booleans(),
 )
@@ -94,13 +146,13 @@ def test_batch_norm(act, training, dtype, batch, height, channels, has_residual,
     mean, var = random(channels, seed=5), random(channels, seed=6).abs() + 0.5
     if training:
         var, mean = torch.var_mean(x.double().flatten(0, 2), dim=0, correction=0)
-        mean, var = mean.float(), var.float()
+        mean, var = torch.stack([mean, var]).float(), None
 
     def kernel(x, residual, weight, bias):
-        return batch_norm_act_forward(x, mean, var, weight, bias, residual, keep, 1e-5, act, training)
+        return batch_norm_act_forward(x, mean, var, weight, bias, residual, keep, 1e-5, act)
 
     def twin(x, residual, weight, bias):
-        running = (None, None) if training else (mean.double(), var.double())
+        running = (None, None) if var is None else (mean.double(), var.double())
         factors = None if keep is None else keep.double()
         return plain_batch_norm_act(x, weight, bias, *running, training, 0.1, 1e-5, act, residual, factors)
 
@@ -124,5 +176,5 @@ def test_norms_are_operators() -> None:
         torch.ops.weft.batch_norm_statistics.default, (x.detach(), mean, var, torch.tensor(1, device=x.device), 0.1)
     )
     for act in ("none", "gelu"):
-        args = (x, mean, var, weight, bias, random(2, 3, 2, 8, seed=2).requires_grad_(), keep, 1e-5, act, True)
+        args = (x, mean, var, weight, bias, random(2, 3, 2, 8, seed=2).requires_grad_(), keep, 1e-5, act)
         torch.library.opcheck(torch.ops.weft.batch_norm_act.default, args)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.models.fuse import fuse
     from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
+    from weft.models.replay import replay
     from weft.predict import load
     from weft.training import Run, train
 
@@ -30,6 +31,7 @@ __all__ = [
     "list_models",
     "load",
     "load_host",
+    "replay",
     "save_model",
     "train",
 ]
@@ -43,6 +45,7 @@ _HOME = {
     "list_models": "weft.models.registry",
     "load": "weft.predict",
     "load_host": "weft.models.host",
+    "replay": "weft.models.replay",
     "save_model": "weft.models.folder",
     "train": "weft.training",
 }

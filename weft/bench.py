@@ -6,7 +6,7 @@ happens once: compiling, choosing algorithms, taking memory.
 """
 
 import gc
-import importlib.util
+import importlib
 import math
 import os
 import platform
@@ -76,8 +76,11 @@ def check_names(names: Sequence[str]) -> None:
             raise WeftError(
                 f"There is no model {name!r}; of transformers' there are {known}." + did_you_mean(name, HUGGING_FACE)
             )
-        elif importlib.util.find_spec("transformers") is None:
-            raise WeftError(f"{name} needs transformers: pip install weft[bench].")
+        else:
+            try:
+                importlib.import_module("transformers")
+            except ImportError:
+                raise WeftError(f"{name} needs transformers: pip install weft[bench].") from None
 
 
 def pair(models: Sequence[str], peers: Sequence[str]) -> dict[str, str]:

@@ -49,7 +49,8 @@ def plain_batch_norm_act(
 
 def _plain_statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
+    """Mean and biased variance of each channel, (2, C)."""
     wide = torch.promote_types(x.dtype, torch.float32)
     var, mean = torch.var_mean(x.to(wide), dim=(0, 1, 2), correction=0)
     rows = x.numel() // x.shape[-1]
@@ -58,12 +59,12 @@ def _plain_statistics(
         running_var.lerp_((var * (rows / (rows - 1))).to(running_var.dtype), momentum)
     if batches is not None:
         batches.add_(1)
-    return mean, var
+    return torch.stack([mean, var])
 
 
 def _launch_statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     from weft.kernels.gpu import batch_norm
 
     return batch_norm.statistics(x.contiguous(), running_mean, running_var, batches, momentum)
@@ -71,14 +72,13 @@ def _launch_statistics(
 
 def _fake_statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(x.shape[-1], dtype=wide), x.new_empty(x.shape[-1], dtype=wide)
+) -> Tensor:
+    return x.new_empty(2, x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 batch_norm_statistics = define(
     "batch_norm_statistics(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, "
-    "float momentum) -> (Tensor, Tensor)",
+    "float momentum) -> Tensor",
     _plain_statistics,
     _launch_statistics,
     _fake_statistics,
@@ -86,12 +86,15 @@ batch_norm_statistics = define(
 
 
 # The rest, an operator with a gradient ---------------------------------------------------------------------------
+# With a var, mean and var are fixed; without, `mean` is (2, C), mean and variance of this batch, which depend on x.
 
 
 def _plain(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, keep: Tensor | None,
-    eps: float, act: str, training: bool,
+    x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
+    if var is None:
+        mean, var = mean.unbind(0)
     wide = torch.promote_types(x.dtype, mean.dtype)
     y = (x.to(wide) - mean) * ((var + eps).rsqrt() * weight) + bias
     return _finish(y, act, residual, keep).to(_output_dtype(x, residual), copy=True)
@@ -102,98 +105,87 @@ def _output_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
 
 
 def _launch(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, keep: Tensor | None,
-    eps: float, act: str, training: bool,
+    x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
     from weft.kernels.gpu import batch_norm
 
     y = x.new_empty(x.shape, dtype=_output_dtype(x, residual))
-    residual = None if residual is None else residual.contiguous()
     if x.numel():
+        residual = None if residual is None else residual.contiguous()
         batch_norm.apply(x.contiguous(), mean, var, weight, bias, residual, keep, eps, act, y)
     return y
 
 
-def _gradients(x: Tensor, residual: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
+def _gradients(x: Tensor, residual: Tensor | None, act: str) -> tuple[Tensor, Tensor | None]:
     """Room for the gradients of x and, unless it is what comes in, of the residual."""
-    if residual is None or act == "none":
-        return x.new_empty(x.shape), x.new_empty(0)
-    return x.new_empty(x.shape), residual.new_empty(residual.shape)
+    room = None if residual is None or act == "none" else residual.new_empty(residual.shape)
+    return x.new_empty(x.shape), room
 
 
 def _plain_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rooms = _gradients(x, residual, act)
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     with torch.enable_grad():
-        inputs = [x, weight, bias] + ([residual] if residual is not None and act != "none" else [])
-        inputs = [value.detach().requires_grad_() for value in inputs]
-        if training:
-            var, mean = torch.var_mean(inputs[0].to(mean.dtype), dim=(0, 1, 2), correction=0)
-        residual = inputs[3] if len(inputs) == 4 else residual
-        y = _plain(inputs[0], mean, var, inputs[1], inputs[2], residual, keep, eps, act, training)
-        found = torch.autograd.grad(y, inputs, grad.to(y.dtype))
-    rooms[0].copy_(found[0])
-    if len(inputs) == 4:
-        rooms[1].copy_(found[3])
-    return rooms[0], torch.stack(found[1:3]), rooms[1]
+        leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
+        leaves += [residual.detach().requires_grad_()] if residual is not None and act != "none" else []
+        x, weight, bias, *rest = leaves
+        if var is None:
+            var, mean = torch.var_mean(x.to(mean.dtype), dim=(0, 1, 2), correction=0)
+        y = _plain(x, mean, var, weight, bias, rest[0] if rest else residual, keep, eps, act)
+        found = torch.autograd.grad(y, leaves, grad.to(y.dtype))
+    return *found[:3], found[3] if rest else None
 
 
 def _launch_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     from weft.kernels.gpu import batch_norm
 
     grad_x, grad_residual = _gradients(x, residual, act)
     if not x.numel():
-        return grad_x, weight.new_zeros(2, len(weight)), grad_residual
-    residual = None if residual is None else residual.contiguous()
-    parameters = batch_norm.backward(
-        grad.contiguous(), x.contiguous(), mean, var, weight, bias, residual, keep, eps, act, training,
-        grad_x, grad_residual,
-    )  # fmt: skip
-    return grad_x, parameters.to(weight.dtype), grad_residual
+        return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual
+    grad, x, residual = grad.contiguous(), x.contiguous(), None if residual is None else residual.contiguous()
+    parameters = batch_norm.backward(grad, x, mean, var, weight, bias, residual, keep, eps, act, grad_x, grad_residual)
+    return grad_x, *parameters, grad_residual
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     grad_x, grad_residual = _gradients(x, residual, act)
-    return grad_x, weight.new_empty(2, len(weight)), grad_residual
+    return grad_x, torch.empty_like(weight), torch.empty_like(weight), grad_residual
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, mean, var, weight, bias, residual, keep, ctx.eps, ctx.act, ctx.training = inputs
+    x, mean, var, weight, bias, residual, keep, ctx.eps, ctx.act = inputs
     ctx.residual_dtype = None if residual is None else residual.dtype
-    residual = None if ctx.act == "none" else residual
-    ctx.save_for_backward(x, mean, var, weight, bias, residual, keep)
+    ctx.save_for_backward(x, mean, var, weight, bias, None if ctx.act == "none" else residual, keep)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad_x, parameters, grad_residual = batch_norm_act_backward(
-        grad, *ctx.saved_tensors, ctx.eps, ctx.act, ctx.training
-    )
-    grad_weight, grad_bias = parameters.unbind(0)
+    found = batch_norm_act_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.act)
+    grad_x, grad_weight, grad_bias, grad_residual = found
     if ctx.residual_dtype is None:
         grad_residual = None
     elif ctx.act == "none":
-        grad_residual = grad.to(ctx.residual_dtype)
-    return grad_x, None, None, grad_weight, grad_bias, grad_residual, None, None, None, None
+        grad_residual = grad if grad.dtype == ctx.residual_dtype else grad.to(ctx.residual_dtype)
+    return grad_x, None, None, grad_weight, grad_bias, grad_residual, None, None, None
 
 
 batch_norm_act_backward = define(
-    "batch_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, "
-    "Tensor? residual, Tensor? keep, float eps, str act, bool training) -> (Tensor, Tensor, Tensor)",
+    "batch_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor? var, Tensor weight, Tensor bias, "
+    "Tensor? residual, Tensor? keep, float eps, str act) -> (Tensor, Tensor, Tensor, Tensor)",
     _plain_backward,
     _launch_backward,
     _fake_backward,
 )
 batch_norm_act_forward = define(
-    "batch_norm_act(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, Tensor? residual, Tensor? keep, "
-    "float eps, str act, bool training) -> Tensor",
+    "batch_norm_act(Tensor x, Tensor mean, Tensor? var, Tensor weight, Tensor bias, Tensor? residual, Tensor? keep, "
+    "float eps, str act) -> Tensor",
     _plain,
     _launch,
     lambda x, mean, var, weight, bias, residual, *_: x.new_empty(x.shape, dtype=_output_dtype(x, residual)),
@@ -240,23 +232,26 @@ def batch_norm_act(
             )
         mean, var = running_mean, running_var
         if training:
-            mean, var = batch_norm_statistics(x.detach(), running_mean, running_var, batches, momentum)
-        return batch_norm_act_forward(x, mean, var, weight, bias, residual, keep, eps, act, training)
+            mean, var = batch_norm_statistics(x.detach(), running_mean, running_var, batches, momentum), None
+        return batch_norm_act_forward(x, mean, var, weight, bias, residual, keep, eps, act)
 
 
 # Measurements ---------------------------------------------------------------------------------------------------
 
 # Side of the map, channels, activation and residual: CeiT, CvT, ResNet
 SHAPES = [
-    (14, 768, "gelu", False), (14, 1536, "gelu", False), (14, 3072, "gelu", False), (14, 192, "none", True),
-    (14, 384, "none", True), (112, 64, "none", False), (56, 64, "none", False), (28, 192, "none", False),
-    (14, 384, "none", False), (56, 64, "relu", False), (56, 256, "relu", True), (28, 128, "relu", False),
-    (28, 512, "relu", True), (14, 256, "relu", False), (14, 1024, "relu", True),
+    (14, 768, "gelu", False), (14, 1536, "gelu", False), (14, 384, "none", True), (112, 64, "none", False),
+    (28, 192, "none", False), (14, 384, "none", False), (56, 64, "relu", False), (56, 256, "relu", True),
+    (28, 128, "relu", False), (14, 1024, "relu", True),
 ]  # fmt: skip
-TILES = [  # elements, width, warps
-    (2048, 64, 4), (4096, 64, 4), (2048, 128, 4), (4096, 128, 4), (2048, 256, 4), (4096, 256, 4), (4096, 256, 8),
-    (8192, 256, 8),
-]  # fmt: skip
+TILES = [(4096, 64, 4), (4096, 128, 4), (2048, 256, 4), (4096, 256, 8)]  # elements, width, warps
+SHARED = [
+    (2048, 64, 4, 3),
+    (4096, 64, 4, 3),
+    (2048, 64, 8, 2),
+    (2048, 128, 4, 3),
+    (2048, 256, 4, 3),
+]  # programs, stages
 
 
 def _inputs(size: int, channels: int, act: str, residual: bool, step: str, device: torch.device) -> tuple[Any, ...]:
@@ -265,11 +260,12 @@ def _inputs(size: int, channels: int, act: str, residual: bool, step: str, devic
 
     maps = (128, size, size, channels)
     x, other = make(*maps, dtype=torch.bfloat16), make(*maps, dtype=torch.bfloat16) if residual else None
-    mean, var, weight, bias = make(4, channels).abs().unbind(0)
     if step == "_statistics":
         return x, None, None, None, 0.1
+    moments = _plain_statistics(x, None, None, None, 0.1)
+    weight, bias = make(2, channels).unbind(0)
     keep = make(128) if act == "none" and residual else None
-    inputs = (x, mean, var, weight, bias, other, keep, 1e-5, act, True)
+    inputs = (x, moments, None, weight, bias, other, keep, 1e-5, act)
     return inputs if step == "" else (make(*maps, dtype=torch.bfloat16), *inputs)
 
 
@@ -288,10 +284,9 @@ def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case
         kernel, plain = batch_norm_act_backward, _plain_backward
         passes = 5 + (2 if residual and act != "none" else 0)  # the sums must be there before the gradient of x
     if step:
-        candidates = [dict(c, per_processor=16 // c["num_warps"], stages=1) for c in candidates]
-        candidates += [dict(elements=2048, width=128, num_warps=4, per_processor=8, stages=1)]
-        candidates += [
-            dict(elements=2048, width=w, num_warps=4, per_processor=4, stages=s) for w in (64, 256) for s in (2, 3)
+        candidates = [
+            dict(elements=elements, width=width, num_warps=4, per_processor=programs, stages=stages)
+            for elements, width, programs, stages in SHARED
         ]
     return Case(
         operation=f"batch_norm{step}",

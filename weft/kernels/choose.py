@@ -65,6 +65,11 @@ def write_row(path: Path, gpu: str, operation: str, row: Row) -> None:
     rows[:] = [other for other in rows if other["shape"] != row["shape"]] + [row]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
+    forget()
+
+
+def forget() -> None:
+    """Reads the tables again where they are asked for next."""
     _rows.cache_clear()
     _nearest.cache_clear()
     _chosen.clear()
@@ -110,7 +115,7 @@ def launch_parameters(operation: str, device: torch.device, default: Row, **shap
     if found is None:
         row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
         found = _chosen[key] = {**default, **(row["launch"] if row else {})}
-    return {**found, **_forced} if _forced else found
+    return {**found, **_forced}
 
 
 def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:

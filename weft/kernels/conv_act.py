@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.activation import plain_activation
+from weft.kernels.activation import activation, plain_activation
 from weft.kernels.case import Case
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
@@ -27,13 +27,13 @@ def plain_conv_act(
     weight: Tensor,
     bias: Optional[Tensor],
     residual: Optional[Tensor],
-    stride: list[int],
-    padding: list[int],
+    stride: int,
+    padding: int,
     groups: int,
     act: str,
 ) -> Tensor:
-    """The twin: act(conv(x) + bias + residual) of (B, C, H, W) maps."""
-    y = F.conv2d(x, weight, bias, stride, padding, groups=groups)
+    """The twin: act(conv(x) + bias + residual) of (B, H, W, C) maps."""
+    y = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups).permute(0, 2, 3, 1)
     return plain_activation(y if residual is None else y + residual, act)
 
 
@@ -42,8 +42,8 @@ def _launch(
     weight: Tensor,
     bias: Optional[Tensor],
     residual: Optional[Tensor],
-    stride: list[int],
-    padding: list[int],
+    stride: int,
+    padding: int,
     groups: int,
     act: str,
 ) -> Tensor:
@@ -57,23 +57,23 @@ def _fake(
     weight: Tensor,
     bias: Optional[Tensor],
     residual: Optional[Tensor],
-    stride: list[int],
-    padding: list[int],
+    stride: int,
+    padding: int,
     groups: int,
     act: str,
 ) -> Tensor:
-    height, width = output_size(x, weight, stride, padding)
-    return x.new_empty(x.shape[0], height, width, weight.shape[0]).permute(0, 3, 1, 2)
+    return x.new_empty(output_shape(x, weight, stride, padding))
 
 
-def output_size(x: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> tuple[int, int]:
-    height, width = ((x.shape[2 + i] + 2 * padding[i] - weight.shape[2 + i]) // stride[i] + 1 for i in range(2))
-    return height, width
+def output_shape(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, int, int, int]:
+    batch, height, width, _ = x.shape
+    features, _, rows, columns = weight.shape
+    return batch, (height + 2 * padding - rows) // stride + 1, (width + 2 * padding - columns) // stride + 1, features
 
 
 conv_act_forward = define(
     "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual,"
-    " int[] stride, int[] padding, int groups, str act) -> Tensor",
+    " int stride, int padding, int groups, str act) -> Tensor",
     plain_conv_act,
     _launch,
     _fake,
@@ -90,14 +90,20 @@ def conv_act(
     act: str,
     residual: Optional[Tensor] = None,
 ) -> Tensor:
-    """act(conv(x) + bias + residual) of channels-last (B, C, H, W) maps. The kernels have no gradient; the twin has."""
-    if torch.is_grad_enabled() or not usable(x) or (bias is None and residual is None and act == "none"):
-        return plain_conv_act(x, weight, bias, residual, list(stride), list(padding), groups, act)
+    """act(conv(x) + bias + residual) of (B, H, W, C) maps. The kernels have no gradient; the twin has.
+
+    Compilers put all that follows a convolution into one pass themselves, so that only matrix products are left to do.
+    """
+    nothing = bias is None and residual is None and act == "none"
+    square = stride[0] == stride[1] and padding[0] == padding[1]
+    compiled = weight.shape[2] > 1 and torch.compiler.is_compiling()
+    if torch.is_grad_enabled() or nothing or compiled or not square or not usable(x):
+        y = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, groups=groups).permute(0, 2, 3, 1)
+        return y if nothing else activation(y if residual is None else y + residual, act)
     dtype = amp_dtype(x)
-    return conv_act_forward(x.to(dtype), weight.to(dtype), bias, residual, stride, padding, groups, act)
-
-
-TILES = ((128, 32, 4), (128, 64, 4), (256, 64, 8), (128, 128, 8), (128, 256, 8))  # pixels, features, warps
+    if x.dtype != dtype or weight.dtype != dtype:
+        x, weight = x.to(dtype), weight.to(dtype)
+    return conv_act_forward(x, weight, bias, residual, stride[0], padding[0], groups, act)
 
 
 def cases(batch: int = 256) -> list[Case]:
@@ -141,26 +147,27 @@ def _case(
     small = -(-side // stride)
     rows = batch * small * small
     fast = kernel == 1 and stride == 1 and not shortcut and act in ("none", "relu")
+    tiles = [(128, 32, 4, 3), (128, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3), (64, 256, 8, 2)]  # warps, stages
+    tiles = [tile for tile in tiles if min(features, 256) // 4 <= tile[1] <= features][-4 if kernel == 1 else -1 :]
     candidates: list[dict[str, int | str]] = [{"how": "linear" if fast else "library"}]
     candidates += [
-        {"how": "kernel", "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": min(channels, 64), "num_warps": warps, "num_stages": 3}
-        for m, n, warps in TILES
-        if features // 4 <= n <= features
+        dict(how="kernel", BLOCK_M=m, BLOCK_N=n, BLOCK_K=min(channels, 64), num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in tiles
     ]
 
     def inputs(device: torch.device) -> tuple[Tensor | None, ...]:
         def random(*shape: int) -> Tensor:
-            made = torch.randn(*shape, device=device, dtype=torch.bfloat16)
-            return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+            return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
+        weight = random(features, channels, kernel, kernel) * (kernel * kernel * channels) ** -0.5
         return (
-            random(batch, channels, side, side),
-            random(features, channels, kernel, kernel) * (kernel * kernel * channels) ** -0.5,
+            random(batch, side, side, channels),
+            weight.contiguous(memory_format=torch.channels_last),
             random(features),
-            random(batch, features, small, small) if shortcut else None,
+            random(batch, small, small, features) if shortcut else None,
         )
 
-    rest = dict(stride=[stride] * 2, padding=[kernel // 2] * 2, groups=1, act=act)
+    rest = dict(stride=stride, padding=kernel // 2, groups=1, act=act)
     return Case(
         operation="conv_act",
         shape=dict(

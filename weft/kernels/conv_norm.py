@@ -112,9 +112,7 @@ def _convolve(
     x = activation(x, act_in)
     if conv.in_channels <= FEW_CHANNELS and conv.groups == 1 and residual is None:
         return stem_conv(x, weight, bias, conv.stride[0], conv.padding[0], conv.dilation[0], act)
-    shortcut = residual.permute(0, 3, 1, 2) if residual is not None else None
-    y = conv_act(x.permute(0, 3, 1, 2), weight, bias, conv.stride, conv.padding, conv.groups, act, shortcut)
-    return y.permute(0, 2, 3, 1)
+    return conv_act(x, weight, bias, conv.stride, conv.padding, conv.groups, act, residual)
 
 
 def is_depthwise(conv: nn.Conv2d) -> bool:

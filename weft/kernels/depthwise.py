@@ -5,11 +5,10 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from weft.kernels.activation import activation, plain_activation
-from weft.kernels.case import Case, Shape
+from weft.kernels.case import Case
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
@@ -115,15 +114,12 @@ def with_kernels(
     """One kernel where no gradient is asked for; where one is, activations and BatchNorm are steps of their own."""
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return depthwise_forward(x, weight, bias, scale, shift, stride, act_in, act)
-    if act_in != "none":
-        x = activation(x, act_in)
-    y = depthwise_forward(x, weight, bias, None, None, stride, "none", "none")
+    y = depthwise_forward(activation(x, act_in), weight, bias, None, None, stride, "none", "none")
     if scale is not None and shift is not None:
         y = y * scale.to(y.dtype) + shift.to(y.dtype)
-    return y if act == "none" else activation(y, act)
+    return activation(y, act)
 
 
-@register_notrace_function
 def depthwise(
     x: Tensor,
     weight: Tensor,
@@ -156,15 +152,22 @@ SHAPES = (  # side of the map, channels, stride
     *((14, channels, 1) for channels in (768, 1536, 3072)),  # CeiT T, S, B
     *((56, 128, 2), (28, 256, 2), (14, 512, 2), (28, 128, 1), (14, 256, 1), (7, 512, 1)),  # CETNet's CE
 )
-FORWARD = ((14, 14, 1, 2), (14, 14, 2, 1), (14, 14, 2, 4), (7, 14, 2, 1), (14, 7, 1, 1), (14, 7, 2, 1), (14, 7, 4, 1))
-BACKWARD = ((14, 14, 1, 2), (14, 14, 2, 1), (7, 14, 2, 1), (14, 7, 1, 1), (14, 7, 2, 1), (14, 7, 2, 4))
+# rows and columns of a tile, channels of a lane, warps, rows written out
+FORWARD = (
+    *((14, 14, 1, 2, 1), (14, 14, 1, 1, 2), (14, 14, 2, 1, 1), (14, 14, 2, 1, 2), (7, 14, 2, 1, 1)),
+    *((14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (14, 7, 2, 1, 1), (14, 7, 2, 1, 2), (14, 7, 4, 1, 1)),
+)
+BACKWARD = (
+    *((14, 14, 1, 1, 1), (14, 14, 1, 1, 2), (14, 14, 2, 1, 1), (14, 14, 2, 1, 2), (7, 14, 2, 1, 1)),
+    *((14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (14, 7, 2, 1, 1), (14, 7, 2, 1, 2)),
+)
 
 
-def tiles(*measures: tuple[int, int, int, int], width: int) -> list[dict[str, int]]:
-    """Launch parameters from rows, columns, channels of a lane and warps, where a tile is not wider than the map."""
+def tiles(*measures: tuple[int, int, int, int, int], width: int) -> list[dict[str, int]]:
+    """Launch parameters from `measures` such as those above, where a tile is not wider than the map."""
     return [
-        dict(rows=rows, cols=cols, block_c=32 * lane_channels * warps, num_warps=warps)
-        for rows, cols, lane_channels, warps in measures
+        dict(rows=rows, cols=cols, block_c=32 * lane_channels * warps, unroll=unroll, num_warps=warps)
+        for rows, cols, lane_channels, warps, unroll in measures
         if cols <= width
     ]
 
@@ -176,34 +179,37 @@ def _inputs(batch: int, side: int, channels: int, device: torch.device, stride: 
     return (x, weight, bias) if stride == 0 else (torch.randn_like(x[:, ::stride, ::stride]), x, weight, bias)
 
 
+def _forward_case(side: int, channels: int, stride: int, act_in: str, act: str) -> Case:
+    size = side * side * channels * 2
+    return Case(
+        "depthwise",
+        dict(height=side, width=side, channels=channels, kernel=3, stride=stride, active=act != "none"),
+        partial(_inputs, 256, side, channels),
+        lambda x, weight, bias: depthwise_forward(x, weight, bias, None, None, stride, act_in, act),
+        lambda x, weight, bias: plain_depthwise(x, weight, bias, None, None, stride, act_in, act),
+        256 * (size + size // stride**2),
+        candidates=tiles(*FORWARD, width=side // stride),
+    )
+
+
+def _backward_case(side: int, channels: int, stride: int) -> Case:
+    size = side * side * channels * 2
+    return Case(
+        "depthwise_backward",
+        dict(height=side, width=side, channels=channels, kernel=3, stride=stride),
+        partial(_inputs, 128, side, channels, stride=stride),
+        lambda grad, x, weight, bias: depthwise_backward(grad, x, weight, bias, stride),
+        lambda grad, x, weight, bias: plain_backward(grad, x, weight, bias, stride),
+        128 * (2 * size + size // stride**2),
+        candidates=tiles(*BACKWARD, width=side // stride),
+    )
+
+
 def cases() -> list[Case]:
     made = []
     for side, channels, stride in SHAPES:
-        shape: Shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
-        ends = (
-            (None, None, stride, "gelu", "gelu") if side == 14 and stride == 1 else (None, None, stride, "none", "silu")
-        )
-        area, out_area = side * side * channels * 2, side * side * channels * 2 // stride**2
-        made.append(
-            Case(
-                "depthwise",
-                shape,
-                partial(_inputs, 256, side, channels),
-                lambda *given, ends=ends: depthwise_forward(*given, *ends),
-                lambda *given, ends=ends: plain_depthwise(*given, *ends),
-                256 * (area + out_area),
-                candidates=tiles(*FORWARD, width=side // stride),
-            )
-        )
-        made.append(
-            Case(
-                "depthwise_backward",
-                shape,
-                partial(_inputs, 128, side, channels, stride=stride),
-                lambda *given, stride=stride: depthwise_backward(*given, stride),
-                lambda *given, stride=stride: plain_backward(*given, stride),
-                128 * (2 * area + out_area),
-                candidates=tiles(*BACKWARD, width=side // stride),
-            )
-        )
+        act_in, act = ("gelu", "gelu") if channels > 512 else ("none", "silu")  # LeFF's and CE's
+        made.append(_forward_case(side, channels, stride, act_in, act))
+        made.append(_forward_case(side, channels, stride, "none", "none"))
+        made.append(_backward_case(side, channels, stride))
     return made

@@ -27,6 +27,7 @@ def define(
         plain: the twin, used where no GPU is.
         launch: runs the Triton kernels; it imports them itself.
         fake: the outputs' shapes and types, as empty tensors.
+            Any of these three may give None for one of several outputs, which the operator then gives as no numbers.
         setup, backward: `torch.library.register_autograd`'s; without them there is no gradient.
 
     Returns:
@@ -45,8 +46,8 @@ def define(
                 return launch(*args)
         return launch(*args)
 
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"weft::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, lambda *args: _filled(run(*args)), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"weft::{name}", lambda *args: _filled(fake(*args)), lib=LIBRARY)
     direct = run
     if backward is not None:
         torch.library.register_autograd(f"weft::{name}", backward, setup_context=setup, lib=LIBRARY)
@@ -57,6 +58,14 @@ def define(
         return direct(*args) if _nobody_looks(args) else operator(*args)
 
     return call
+
+
+def _filled(outputs: Any) -> Any:
+    """An operator gives tensors and nothing else: a tensor of no numbers in place of each None."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    some = next(out for out in outputs if out is not None)
+    return tuple(some.new_empty(0) if out is None else out for out in outputs)
 
 
 def _nobody_looks(args: tuple[Any, ...]) -> bool:

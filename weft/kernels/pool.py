@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.kernels.case import Case
+from weft.kernels.case import Case, Shape
 from weft.kernels.op import define
 from weft.kernels.switch import usable
 
@@ -84,7 +83,6 @@ max_pool_forward = define(
 )
 
 
-@register_notrace_function
 def max_pool(x: Tensor, stride: int) -> Tensor:
     """The largest of 3x3 neighbours of a (B, H, W, C) map, at every `stride`-th (1 or 2) row and column."""
     if torch.jit.is_scripting():
@@ -106,7 +104,8 @@ def _backward_inputs(device: torch.device) -> tuple[Any, ...]:
 
 
 def cases() -> list[Case]:
-    size, shape = 112 * 112 * 64, dict(channels=64, stride=2)
+    size = 112 * 112 * 64
+    shape: Shape = dict(channels=64, stride=2)
     tiles = [dict(BLOCK=rows * warps, BLOCK_C=64, num_warps=warps) for rows in (4, 8) for warps in (2, 4, 8)]
     return [
         Case(

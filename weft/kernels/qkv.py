@@ -2,53 +2,40 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import torch
-from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.kernels.case import Case, Shape
+from weft.kernels.case import Case
 from weft.kernels.depthwise import KERNELS, plain_depthwise, tiles
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
 Three = tuple[Tensor, Tensor, Tensor]
-
-
-def _tokens(y: Tensor, cls: Optional[Tensor]) -> Tensor:
-    tokens = y.flatten(1, 2)
-    return tokens if cls is None else torch.cat([cls.to(tokens.dtype), tokens], dim=1)
+Parameters = Sequence[Tensor | None] | None
 
 
 def plain_qkv(
-    x: Tensor,
-    cls: Optional[Tensor],
-    weights: list[Tensor],
-    biases: Optional[list[Tensor]],
-    scales: Optional[list[Tensor]],
-    shifts: Optional[list[Tensor]],
-    stride: int,
-) -> Three:
+    x: Tensor, cls: Tensor | None, weights: Sequence[Tensor], biases: Parameters, scales: Parameters,
+    shifts: Parameters, stride: int,
+) -> Three:  # fmt: skip
     """The twin."""
-    made: list[Tensor] = []
-    for i, weight in enumerate(weights):
-        bias = None if biases is None else biases[i]
-        scale = None if scales is None else scales[i]
-        shift = None if shifts is None else shifts[i]
-        y = plain_depthwise(x, weight, bias, scale, shift, 1 if i == 0 else stride, "none", "none")
-        made.append(_tokens(y, cls))
-    return made[0], made[1], made[2]
-
-
-def _threes(parameters: Sequence[Any]) -> list[Any]:
-    """Weights, biases, scales and shifts from one row of twelve; None where there are none."""
-    return [None if parameters[i] is None else list(parameters[i : i + 3]) for i in (0, 3, 6, 9)]
+    none = (None, None, None)
+    strides = (1, stride, stride)
+    filters = zip(weights, biases or none, scales or none, shifts or none, strides, strict=True)
+    q, k, v = (
+        plain_depthwise(x, weight, bias, scale, shift, step, "none", "none").flatten(1, 2)
+        for weight, bias, scale, shift, step in filters
+    )
+    if cls is None:
+        return q, k, v
+    cls = cls.to(q.dtype)
+    return torch.cat([cls, q], dim=1), torch.cat([cls, k], dim=1), torch.cat([cls, v], dim=1)
 
 
 def _plain(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
-    weights, biases, scales, shifts = _threes(rest[:-1])
-    q, k, v = plain_qkv(x, cls, weights, biases, scales, shifts, rest[-1])
+    q, k, v = plain_qkv(x, cls, rest[:3], rest[3:6], rest[6:9], rest[9:12], rest[12])
     return q.contiguous(), k.contiguous(), v.contiguous()
 
 
@@ -141,27 +128,21 @@ qkv_forward = define(
 
 
 def with_kernels(
-    x: Tensor,
-    cls: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor] | None,
-    scales: list[Tensor] | None,
-    shifts: list[Tensor] | None,
+    x: Tensor, cls: Tensor | None, weights: Parameters, biases: Parameters, scales: Parameters, shifts: Parameters,
     stride: int,
-) -> Three:
-    none = (None, None, None)
-    parameters = (*weights, *(biases or none), *(scales or none), *(shifts or none))
+) -> Three:  # fmt: skip
+    """The operator; it takes None for each of three parameters that are not there."""
+    parameters = [t for three in (weights, biases, scales, shifts) for t in three or (None, None, None)]
     return qkv_forward(x, cls, *parameters, stride)
 
 
-@register_notrace_function
 def qkv_depthwise(
     x: Tensor,
-    cls: Optional[Tensor],
-    weights: list[Tensor],
-    biases: Optional[list[Tensor]] = None,
-    scales: Optional[list[Tensor]] = None,
-    shifts: Optional[list[Tensor]] = None,
+    cls: Tensor | None,
+    weights: Sequence[Tensor],
+    biases: Parameters = None,
+    scales: Parameters = None,
+    shifts: Parameters = None,
     stride: int = 1,
 ) -> Three:
     """Queries (B, [1 +] H*W, C), keys and values (B, [1 +] h*w, C) of a (B, H, W, C) map; scale * conv(x) + shift each.
@@ -172,13 +153,10 @@ def qkv_depthwise(
         scales, shifts: three of (C,) each, BatchNorms with fixed statistics, for inference.
         stride: of keys and values; that of the queries is 1.
     """
-    if torch.jit.is_scripting():
+    scaled_in_training = scales is not None and torch.is_grad_enabled() and x.requires_grad
+    if not usable(x) or weights[0].shape[-1] not in KERNELS or scaled_in_training:
         return plain_qkv(x, cls, weights, biases, scales, shifts, stride)
-    else:  # not compiled by TorchScript
-        scaled_in_training = scales is not None and torch.is_grad_enabled() and x.requires_grad
-        if not usable(x) or weights[0].shape[-1] not in KERNELS or scaled_in_training:
-            return plain_qkv(x, cls, weights, biases, scales, shifts, stride)
-        return with_kernels(x.to(amp_dtype(x)), cls, weights, biases, scales, shifts, stride)
+    return with_kernels(x.to(amp_dtype(x)), cls, weights, biases, scales, shifts, stride)
 
 
 # Measurement --------------------------------------------------------------------------------------------------------
@@ -187,8 +165,15 @@ SHAPES = (  # side of the map, channels, stride, class token
     *((56, 64, 2, False), (28, 192, 2, False), (14, 384, 2, True)),  # CvT-13
     *((56, 64, 1, False), (28, 128, 1, False), (14, 256, 1, False), (7, 512, 1, False)),  # CETNet-T
 )
-FORWARD = ((14, 14, 1, 1), (14, 14, 1, 2), (14, 7, 1, 1), (14, 7, 2, 1), (7, 7, 2, 2), (14, 4, 2, 1))
-BACKWARD = ((14, 14, 1, 1), (14, 7, 1, 1), (14, 7, 1, 2), (14, 4, 1, 1), (14, 4, 2, 1), (7, 7, 1, 1))
+# rows and columns of a tile, channels of a lane, warps, rows written out
+FORWARD = (
+    *((14, 14, 1, 1, 1), (14, 14, 1, 2, 1), (14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (14, 7, 2, 1, 1)),
+    *((7, 7, 2, 2, 1), (14, 4, 2, 1, 1)),
+)
+BACKWARD = (
+    *((14, 14, 1, 1, 1), (14, 7, 1, 1, 1), (14, 7, 1, 2, 1), (14, 7, 1, 1, 2), (7, 7, 1, 1, 1)),
+    *((14, 4, 1, 1, 1), (14, 4, 2, 1, 1)),
+)
 
 
 def _inputs(batch: int, side: int, channels: int, has_cls: bool, device: torch.device) -> tuple[Any, ...]:
@@ -203,31 +188,31 @@ def _backward_inputs(batch: int, side: int, channels: int, has_cls: bool, stride
     return *grads, x, *weights, None, has_cls, stride
 
 
+def _forward_case(side: int, channels: int, stride: int, has_cls: bool) -> Case:
+    size = side * side * channels * 2
+    return Case(
+        "qkv_depthwise",
+        dict(height=side, width=side, channels=channels, kernel=3, stride=stride),
+        partial(_inputs, 256, side, channels, has_cls),
+        lambda *given: qkv_forward(*given, *(None,) * 9, stride),
+        lambda *given: _plain(*given, *(None,) * 9, stride),
+        256 * (2 * size + 2 * size // stride**2),
+        candidates=tiles(*FORWARD, width=side // stride),
+    )
+
+
+def _backward_case(side: int, channels: int, stride: int, has_cls: bool) -> Case:
+    size = side * side * channels * 2
+    return Case(
+        "qkv_depthwise_backward",
+        dict(height=side, width=side, channels=channels, kernel=3, stride=stride),
+        partial(_backward_inputs, 128, side, channels, has_cls, stride),
+        qkv_backward,
+        _plain_backward,
+        128 * (3 * size + 2 * size // stride**2),
+        candidates=tiles(*BACKWARD, width=side // stride),
+    )
+
+
 def cases() -> list[Case]:
-    made = []
-    for side, channels, stride, has_cls in SHAPES:
-        shape: Shape = dict(height=side, width=side, channels=channels, kernel=3, stride=stride)
-        area, reduced = side * side * channels * 2, side * side * channels * 2 // stride**2
-        made.append(
-            Case(
-                "qkv_depthwise",
-                shape,
-                partial(_inputs, 256, side, channels, has_cls),
-                lambda *given, stride=stride: qkv_forward(*given, *(None,) * 9, stride),
-                lambda *given, stride=stride: _plain(*given, *(None,) * 9, stride),
-                256 * (2 * area + 2 * reduced),
-                candidates=tiles(*FORWARD, width=side // stride),
-            )
-        )
-        made.append(
-            Case(
-                "qkv_depthwise_backward",
-                shape,
-                partial(_backward_inputs, 128, side, channels, has_cls, stride),
-                qkv_backward,
-                _plain_backward,
-                128 * (3 * area + 2 * reduced),
-                candidates=tiles(*BACKWARD, width=side // stride),
-            )
-        )
-    return made
+    return [make(*shape) for shape in SHAPES for make in (_forward_case, _backward_case)]

@@ -37,13 +37,15 @@ def plain_pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, 
 
 
 def plain_tokens_to_pixels(
-    x: Tensor, k: Tensor, bias: Tensor, v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
+    x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
 ) -> Tensor:
-    """The twin. x: (B, N, heads * D); k, bias, v: (B, heads, L, D), (B, heads, L), (B, heads, L, E).
+    """The twin. x: (B, N, heads * D); k, bias, v: (B, heads, L, D), (B, heads, L) or None, (B, heads, L, E).
 
     Returns shortcut + keep softmax(scale (x k^T + bias)) v, (B, N, heads * E); keep is None or (B,).
     """
-    scores = (split(x, k.shape[1]) @ k.transpose(2, 3) + bias.unsqueeze(2)) * scale
+    scores = split(x, k.shape[1]) @ k.transpose(2, 3) * scale
+    if bias is not None:
+        scores = scores + scale * bias.unsqueeze(2)
     y = (scores.softmax(dim=3) @ v).transpose(1, 2).flatten(2)
     return shortcut + (y if keep is None else y * keep.view(-1, 1, 1).to(y.dtype))
 
@@ -126,17 +128,18 @@ Grads = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _spread_backward_plain(
-    grad: Tensor, x: Tensor, k: Tensor, bias: Tensor, v: Tensor, keep: Optional[Tensor], scale: float
+    grad: Tensor, x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, keep: Optional[Tensor], scale: float
 ) -> Grads:
     with torch.enable_grad():
-        given = [t.detach().requires_grad_() for t in (x, k, bias, v)]
+        given = [None if t is None else t.detach().requires_grad_() for t in (x, k, bias, v)]
         y = plain_tokens_to_pixels(*given, torch.zeros_like(grad), keep, scale)
-        x, k, bias, v = torch.autograd.grad(y, given, grad)
-    return x.contiguous(), k.contiguous(), bias.contiguous(), v.contiguous()
+        grads = torch.autograd.grad(y, [t for t in given if t is not None], grad)
+    x, k, *shift, v = (t.contiguous() for t in grads)
+    return x, k, shift[0] if shift else x.new_empty(0), v
 
 
 def _spread(
-    x: Tensor, k: Tensor, bias: Tensor, v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
+    x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
 ) -> Tensor:
     from weft.kernels.gpu import token_attention
 
@@ -144,7 +147,7 @@ def _spread(
 
 
 def _spread_backward(
-    grad: Tensor, x: Tensor, k: Tensor, bias: Tensor, v: Tensor, keep: Optional[Tensor], scale: float
+    grad: Tensor, x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, keep: Optional[Tensor], scale: float
 ) -> Grads:
     from weft.kernels.gpu import token_attention
 
@@ -159,19 +162,20 @@ def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _spread_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, keep = ctx.saved_tensors
-    grads = tokens_to_pixels_backward(grad, *tensors, keep, ctx.scale)
-    return *grads, grad.to(ctx.shortcut_dtype), None, None
+    x, k, bias, v = tokens_to_pixels_backward(grad, *tensors, keep, ctx.scale)
+    return x, k, None if tensors[2] is None else bias, v, grad.to(ctx.shortcut_dtype), None, None
 
 
 tokens_to_pixels_backward = define(
-    "tokens_to_pixels_backward(Tensor grad, Tensor x, Tensor k, Tensor bias, Tensor v, Tensor? keep, float scale)"
+    "tokens_to_pixels_backward(Tensor grad, Tensor x, Tensor k, Tensor? bias, Tensor v, Tensor? keep, float scale)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     _spread_backward_plain,
     _spread_backward,
-    lambda grad, x, k, bias, v, keep, scale: tuple(t.new_empty(t.shape) for t in (x, k, bias, v)),
+    lambda grad, x, k, bias, v, keep, scale: tuple(x.new_empty(0 if t is None else t.shape) for t in (x, k, bias, v)),
 )
 tokens_to_pixels_forward = define(
-    "tokens_to_pixels(Tensor x, Tensor k, Tensor bias, Tensor v, Tensor shortcut, Tensor? keep, float scale) -> Tensor",
+    "tokens_to_pixels(Tensor x, Tensor k, Tensor? bias, Tensor v, Tensor shortcut, Tensor? keep, float scale)"
+    " -> Tensor",
     plain_tokens_to_pixels,
     _spread,
     lambda x, k, bias, v, shortcut, keep, scale: shortcut.new_empty(shortcut.shape),
@@ -181,18 +185,16 @@ tokens_to_pixels_forward = define(
 
 
 def tokens_to_pixels(
-    x: Tensor, k: Tensor, bias: Tensor, v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
+    x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
 ) -> Tensor:
     """(B, N, heads * D) pixels ask tokens with keys (B, heads, L, D), biases (B, heads, L), values (B, heads, L, E).
 
-    Returns shortcut + keep softmax(scale (x k^T + bias)) v, (B, N, heads * E); `keep` is None or (B,).
+    Returns shortcut + keep softmax(scale (x k^T + bias)) v, (B, N, heads * E); `bias` may be None, `keep` None or (B,).
     """
     if not usable(x) or not fits(k, v):
         return plain_tokens_to_pixels(x, k, bias, v, shortcut, keep, scale)
     dtype = amp_dtype(x)
-    return tokens_to_pixels_forward(
-        x.to(dtype), k.to(dtype), bias.to(dtype), v.to(dtype), shortcut.to(dtype), keep, scale
-    )
+    return tokens_to_pixels_forward(x.to(dtype), k.to(dtype), bias, v.to(dtype), shortcut.to(dtype), keep, scale)
 
 
 # Measurement ----------------------------------------------------------------------------------------------------

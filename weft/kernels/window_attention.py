@@ -4,6 +4,7 @@ Cutting three maps into windows and joining the result are eight copies for a sh
 as the logits of a picture. Here the map is read once and the result written once.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ def plain_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q, k, v, table)]
-        return torch.autograd.grad(plain_window_attention(*inputs, window, shifted), inputs, grad)
+        q, k, v, table = (x.detach().requires_grad_() for x in (q, k, v, table))
+        return torch.autograd.grad(plain_window_attention(q, k, v, table, window, shifted), (q, k, v, table), grad)
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
@@ -104,12 +105,13 @@ def _case(side: int, heads: int, shifted: bool, backward: bool, window: int = 7,
         return *maps, torch.randn((2 * window - 1) ** 2, heads, device=device)
 
     pixels, products = batch * side * side, 5 if backward else 2
-    kernel, plain = (
-        (window_attention_backward, plain_backward) if backward else (window_attention, plain_window_attention)
-    )
-    choices = [(264, 4, 1), (528, 4, 1), (528, 4, 2), (528, 8, 1), (1056, 4, 1), (1056, 4, 2), (2112, 4, 1)]
-    if not backward:
-        choices = [(p, w, s) for p in (1056, 4224) for w, s in ((2, 1), (2, 3), (4, 1), (4, 2), (4, 3))]
+    kernel: Callable[..., Any] = window_attention_backward if backward else window_attention
+    plain: Callable[..., Any] = plain_backward if backward else plain_window_attention
+    choices = [(1056, 2, 3), (1056, 4, 3), (2112, 4, 2), (4224, 4, 3)]
+    candidates = [dict(programs=p, num_warps=w, num_stages=s) for p, w, s in choices]
+    if backward:
+        choices = [(264, 1, 255), (528, 1, 255), (528, 2, 255), (528, 1, 168), (528, 1, 128), (1056, 2, 128)]
+        candidates = [dict(programs=p, num_warps=4, num_stages=s, maxnreg=r) for p, s, r in choices]
     return Case(
         "window_attention_backward" if backward else "window_attention",
         dict(pixels=pixels, heads=heads, dim=dim, window=window, kind="bfloat16"),
@@ -118,5 +120,5 @@ def _case(side: int, heads: int, shifted: bool, backward: bool, window: int = 7,
         lambda *tensors: plain(*tensors, window, shifted),
         bytes=(7 if backward else 4) * pixels * heads * dim * 2,
         flops=products * 2 * pixels * window**2 * heads * dim,
-        candidates=[dict(programs=p, num_warps=w, num_stages=s) for p, w, s in choices],
+        candidates=candidates,
     )

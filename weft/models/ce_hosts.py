@@ -17,12 +17,14 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.kernels.layer_norm import residual_norm
+from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
 from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
-from weft.models.layers import grid_size
+from weft.models.layers import GELU, LayerNorm, StochasticDepth, grid_size
 from weft.models.pvt import PVT
 from weft.models.windows import windowed_attention
 
@@ -54,14 +56,18 @@ class SwinBlock(SwinTransformerBlock):
             mlp_ratio=mlp_ratio,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
-            drop_path=drop_path,
+            act_layer=GELU,
+            norm_layer=LayerNorm,
             **dd,
         )
         self.window, self.shifted = window, shifted
+        self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self._attn(self.norm1(x)))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        y = self._attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
+        norm = self.norm2.weight, self.norm2.bias, self.norm2.eps
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), *norm)  # pyright: ignore[reportArgumentType]
+        return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
     def _attn(self, x: Tensor) -> Tensor:
         attn = self.attn
@@ -145,7 +151,7 @@ class CESwin(HierarchicalModel):
             embed = conv_embedding(i, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
             self.add_stage(MapStage(embed, blocks), dim, reduction)
             reduction *= 2
-        norm = nn.LayerNorm(dims[-1], **dd)
+        norm = LayerNorm(dims[-1], **dd)
         self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

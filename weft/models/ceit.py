@@ -113,6 +113,11 @@ class LeFF(nn.Module):
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
         return self.linear2(x), cls  # eq. 10: (B, H, W, C)
 
+    def fuse(self) -> None:
+        """Hands the GELU of eq. 6 to the convolution, which applies it to what it reads."""
+        if self.dwconv is not None:
+            self.linear1.act, self.dwconv.act_in = "none", "gelu"
+
 
 class Block(nn.Module):
     """Encoder block: MSA over all tokens, then LeFF."""
@@ -128,10 +133,13 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        norm1, norm2 = self.norm1, self.norm2
-        x, _, z = residual_norm(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)  # (B, 1 + H*W, C)
+        x, _, z = residual_norm(
+            x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
+        )  # (B, 1 + H*W, C)
         y = self.attn(z)
-        x, new_cls, z, z_cls = residual_norm_apart(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        x, new_cls, z, z_cls = residual_norm_apart(
+            x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps
+        )
         y, y_cls = self.leff(z, present(z_cls))
         x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
         return x, present(new_cls)

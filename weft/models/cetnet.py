@@ -33,11 +33,15 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.kernels.conv_norm import conv_qkv
+from weft.kernels.linear import Linear, linears
+from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
 from weft.models.layers import (
     ConvNorm,
+    LayerNorm,
     PointwiseConv,
     grid_size,
     pad_to_multiple,
@@ -70,23 +74,37 @@ class LEWinAttention(nn.Module):
     ):
         super().__init__()
         self.num_heads, self.window, self.shifted, self.attn_drop = num_heads, window, shifted, attn_drop
-        convolution = le == "qkv"
-        self.conv_q = local_conv(dim, **dd) if convolution else nn.Identity()
-        self.conv_k = local_conv(dim, **dd) if convolution else nn.Identity()
-        self.conv_v = local_conv(dim, **dd) if convolution else nn.Identity()
+        self.has_convs = le == "qkv"
+        self.conv_q = local_conv(dim, **dd) if self.has_convs else nn.Identity()
+        self.conv_k = local_conv(dim, **dd) if self.has_convs else nn.Identity()
+        self.conv_v = local_conv(dim, **dd) if self.has_convs else nn.Identity()
         self.q = nn.Linear(dim, dim, **dd)
         self.k = nn.Linear(dim, dim, **dd)
         self.v = nn.Linear(dim, dim, **dd)
         self.rel_pos = RelPosBias((window, window), num_heads, **dd)
-        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj = Linear(dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
+        q, k, v = self.project(x)
         dropout = self.attn_drop if self.training else 0.0
-        table, index = self.rel_pos.relative_position_bias_table, self.rel_pos.relative_position_index
+        table = self.rel_pos.relative_position_bias_table
+        index: Tensor = self.rel_pos.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
         y = windowed_attention(q, k, v, table, index, self.num_heads, self.window, self.shifted, dropout)
         return self.proj_drop(self.proj(y))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The maps q, k and v, (B, H, W, C) each."""
+        if torch.jit.is_scripting():
+            return self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
+        else:  # not compiled by TorchScript
+            maps = [x, x, x]
+            if self.has_convs and usable(x):
+                maps = [y.view(x.shape) for y in conv_qkv(x, None, self.conv_q, self.conv_k, self.conv_v)]
+            elif self.has_convs:
+                maps = [self.conv_q(x), self.conv_k(x), self.conv_v(x)]
+            q, k, v = linears(maps, (self.q, self.k, self.v))
+            return q, k, v
 
 
 def local_conv(dim: int, **dd: Any) -> ConvNorm:
@@ -132,7 +150,7 @@ class TransformerEmbed(nn.Module):
         self.reduce = reduce
         self.blocks = nn.Sequential(*blocks)
         self.proj = PointwiseConv(in_chs, dim, **dd) if in_chs != dim else nn.Identity()
-        self.norm = nn.LayerNorm(dim, **dd)
+        self.norm = LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(self.blocks(self.reduce(x))))
@@ -250,7 +268,7 @@ class CETNet(HierarchicalModel):
             ]
             self.add_stage(MapStage(embedding(i, in_chs, dim), blocks), dim, reduction)
             reduction *= 2
-        norm = nn.LayerNorm(dims[-1], **dd)
+        norm = LayerNorm(dims[-1], **dd)
         self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

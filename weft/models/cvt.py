@@ -134,11 +134,14 @@ class Attention(nn.Module):
         return q, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.proj_drop(self.proj(self.answer(q, k, v)))
+
+    def answer(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The tokens `q` ask the tokens `k`, which answer `v`."""
         q, k, v = self.heads(self.proj_q(q)), self.heads(self.proj_k(k)), self.heads(self.proj_v(v))
         dropout = self.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
-        return self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        return y.transpose(1, 2).flatten(2)
 
     def answer_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
         """What the class token alone gets when it asks the map and itself."""

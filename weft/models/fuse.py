@@ -14,7 +14,10 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.base import HybridModel
+from weft.models.ceit import LeFF
+from weft.models.cvt import Attention, Block
 from weft.models.layers import ConvNorm, LinearNorm
+from weft.models.on_cpu import LinearAct, TokenBlock
 from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -39,18 +42,23 @@ def fuse(model: ModelT) -> ModelT:
 
     Only a DenseNet layer (CETNet with ce_unit="dense") starts with a BatchNorm, and keeps it. QuickGELU, which torch
     computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the
-    linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else. Weights
-    are laid out in memory as the kernels read them, which saves a copy per call. The outputs are those of
-    `model.eval()` up to rounding. The copy is for inference: its parameters no longer match checkpoints of the model.
+    linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else; keys and
+    values of CvT need no bias. Weights are laid out in memory as the kernels read them, which saves a copy per call;
+    `on_cpu` says what else is done there. The outputs are those of `model.eval()` up to rounding. The copy is for
+    inference: its parameters no longer match checkpoints of the model.
     """
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
-        if isinstance(module, ConvNorm | LinearNorm):
+        if isinstance(module, ConvNorm | LinearNorm | LeFF):
             module.fuse()
         elif isinstance(module, IN_ORDER):
             _fold_batch_norms(module)
-        elif isinstance(module, Mlp) and isinstance(module.act, QuickGELU):
-            _fold_quick_gelu(module)
+        elif isinstance(module, Mlp):
+            _fold_activation(module)
+        elif isinstance(module, Attention) and module.proj_v.bias is not None:
+            _fold_biases(module)
+        elif type(module) is Block:
+            module.__class__ = TokenBlock
         elif isinstance(module, HybridModel):
             module.fused = True
     for module in fused.modules():
@@ -69,9 +77,21 @@ def _fold_batch_norms(module: nn.Module) -> None:
             setattr(module, norm_name, rest)
 
 
+def _fold_activation(mlp: Mlp, slope: float = 1.702) -> None:
+    if isinstance(mlp.act, QuickGELU):
+        with torch.no_grad():
+            for parameter in mlp.fc1.parameters():
+                parameter.mul_(slope)
+            mlp.fc2.weight.div_(slope)
+        mlp.act = nn.SiLU()
+    name = "silu" if isinstance(mlp.act, nn.SiLU) else "gelu" if isinstance(mlp.act, nn.GELU) else None
+    if name is not None and isinstance(mlp.fc1, nn.Linear) and getattr(mlp.act, "approximate", "none") == "none":
+        mlp.fc1, mlp.act = LinearAct(mlp.fc1, name), nn.Identity()
+
+
 @torch.no_grad()
-def _fold_quick_gelu(mlp: Mlp, slope: float = 1.702) -> None:
-    for parameter in mlp.fc1.parameters():
-        parameter.mul_(slope)
-    mlp.fc2.weight.div_(slope)
-    mlp.act = nn.SiLU(inplace=True)
+def _fold_biases(attn: Attention) -> None:
+    """The bias of the keys adds one number to all logits of a query; that of the values is a part of every answer."""
+    attn.proj.bias.add_(attn.proj.weight @ attn.proj_v.bias)
+    for linear in (attn.proj_k, attn.proj_v):
+        linear.register_parameter("bias", None)

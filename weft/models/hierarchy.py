@@ -40,10 +40,9 @@ class TransformerBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        norm1, norm2 = self.norm1, self.norm2
-        x, cls, z, z_cls = residual_norm_apart(x, cls, None, None, norm1.weight, norm1.bias, norm1.eps)
+        x, cls, z, z_cls = residual_norm_apart(x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
         y = self.attn(z, z_cls)
-        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
 
 
@@ -62,9 +61,9 @@ class MapBlock(nn.Module):
         return self.forward_residuals(x)
 
     def forward_residuals(self, x: Tensor) -> Tensor:
-        y = self.attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
-        norm2 = self.norm2
-        x, _, z = residual_norm(x, None, y, self.drop_path(x), norm2.weight, norm2.bias, norm2.eps)
+        _, _, z, _ = residual_norm_apart(x, None, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
+        y = self.attn(z).flatten(1, 2)  # (B, H*W, C)
+        x, _, z = residual_norm(x, None, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
 

@@ -76,31 +76,17 @@ class GroupedConv(nn.Conv2d):
         _kaiming(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():  # cudnn copies what it reads and writes
-            by_group = x.reshape(-1, self.groups, x.shape[-1] // self.groups).transpose(0, 1)
-            y = torch.baddbmm(self.group_bias().unsqueeze(1), by_group, self.matrices().transpose(1, 2))
-            return y.transpose(0, 1).reshape(*x.shape[:-1], -1)
         return to_nhwc(F.conv2d(to_nchw(x), self.weight, self.bias, groups=self.groups))
 
-    def matrices(self) -> Tensor:
-        return self.weight.view(self.groups, -1, self.weight.shape[1])  # (groups, C_out / groups, C_in / groups)
-
-    def group_bias(self) -> Tensor:
-        assert self.bias is not None
-        return self.bias.view(self.groups, -1)
-
     def absorb(self, tokens: Tensor) -> Tensor:
-        """(B, L, C_out) tokens t -> t W, (B, groups, L, C_in / groups): t (W x + b) = (t W) x + t b for any pixel x."""
-        return self._by_group(tokens, self.matrices())
+        """(B, L, C_out) tokens t -> t W, (B, L, C_in): t (W x + b) = (t W) x + t b for any pixel x."""
+        column = to_nchw(tokens.unsqueeze(2))
+        return to_nhwc(F.conv_transpose2d(column, self.weight, groups=self.groups)).flatten(1, 2)
 
     def shift(self, tokens: Tensor) -> Tensor:
         """(B, L, C_out) tokens t -> t b, (B, groups, L)."""
-        return self._by_group(tokens, self.group_bias().unsqueeze(2)).squeeze(3)
-
-    def _by_group(self, tokens: Tensor, matrices: Tensor) -> Tensor:
-        batch, count, _ = tokens.shape
-        by_group = tokens.reshape(batch * count, self.groups, -1).transpose(0, 1)  # (groups, B * L, C_out / groups)
-        return torch.bmm(by_group, matrices).view(self.groups, batch, count, -1).transpose(0, 1)
+        assert self.bias is not None
+        return (tokens * self.bias).unflatten(2, (self.groups, -1)).sum(dim=3).transpose(1, 2)
 
 
 def _kaiming(weight: Tensor, bias: Optional[Tensor]) -> None:
@@ -156,7 +142,7 @@ class FilterTokenizer(nn.Module):
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1)  # (B, H*W, L), over the pixels
         attention = attention.transpose(1, 2)
         if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
-            return self.token(self.value(attention @ x.flatten(1, 2)))
+            return self.token(self.value((attention @ x.flatten(1, 2)).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -184,7 +170,7 @@ class ClusteringTokenizer(nn.Module):
         centroids = k_means(pixels, pool_tokens(x, self.grid), self.iterations)  # (B, L, C)
         attention = (centroids @ pixels.transpose(1, 2) * self.scale).softmax(dim=2)  # (B, L, H*W), over the pixels
         if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
-            return self.token(self.value(attention @ pixels))
+            return self.token(self.value((attention @ pixels).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -233,9 +219,10 @@ class RecurrentTokenizer(nn.Module):
         if usable(x) and not torch.jit.is_scripting():
             keys = self.key.absorb(q)
             if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
-                keys = torch.add(keys, self.key.group_bias().unsqueeze(1), alpha=0)
+                keys = torch.add(keys, self.key.bias, alpha=0)
             scale = (q.shape[2] // self.heads) ** -0.5
-            return self.value(pixels_to_tokens(keys, x.flatten(1, 2), scale))
+            means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), scale)
+            return self.value(means.unsqueeze(2)).flatten(1, 2)
         k, v = _split(self.key(x), self.heads), _split(self.value(x), self.heads)  # (B, heads, H*W, C / heads)
         return _merge(F.scaled_dot_product_attention(_split(q, self.heads), k, v))
 
@@ -298,12 +285,20 @@ class Transformer(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
-        q, k = _split(self.query(column), self.num_heads), _split(self.key(column), self.num_heads)
-        v = _split(self.value(column), self.num_heads)  # (B, heads, L, CT / heads); q and k are half as wide
-        y = _merge(F.scaled_dot_product_attention(q, k, v))
-        tokens = tokens + self.drop_path(self.drop(y))
+        tokens = self.attend(tokens)
         y = self.f2(F.relu(self.f1(tokens)))
+        return tokens + self.drop_path(self.drop(y))
+
+    def attend(self, tokens: Tensor) -> Tensor:
+        column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
+        q, k, v = self.query(column), self.key(column), self.value(column)
+        whole = self.drop.p == 0 or not self.training
+        if whole and usable(tokens) and not torch.jit.is_scripting():
+            k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
+            scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
+            return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
+        q, k = _split(q, self.num_heads), _split(k, self.num_heads)
+        y = _merge(F.scaled_dot_product_attention(q, k, _split(v, self.num_heads)))  # v is twice as wide as q and k
         return tokens + self.drop_path(self.drop(y))
 
 
@@ -349,11 +344,10 @@ class Projector(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
         if usable(x) and not torch.jit.is_scripting():
-            keys, shift = self.query.absorb(key), self.query.shift(key)
-            scale = (key.shape[2] // self.heads) ** -0.5
-            keep = keep_factors(self.drop_path, x)
+            keys, values = split(self.query.absorb(key), self.heads), split(value, self.heads)
+            scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
             added = shortcut.flatten(1, 2)
-            y = tokens_to_pixels(x.flatten(1, 2), keys, shift, split(value, self.heads), added, keep, scale)
+            y = tokens_to_pixels(x.flatten(1, 2), keys, self.query.shift(key), values, added, keep, scale)
             return y.view(shortcut.shape)
         q = _split(self.query(x), self.heads)  # (B, heads, H*W, C / heads)
         k, v = _split(key, self.heads), _split(value, self.heads)  # (B, heads, L, C / heads)

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
-from weft.kernels import usable
-from weft.kernels.switch import amp_dtype
+from weft.kernels.switch import amp_dtype, usable
 from weft.kernels.window_attention import fits, window_attention
 from weft.models.layers import pad_to_multiple, sizes_are_fixed
 
@@ -55,7 +54,7 @@ def plain_windowed_attention(
     """`windowed_attention` by cutting windows out of the maps: what defines the kernel, and where none is used."""
     _, height, width, _ = q.shape
     area = window * window
-    bias = table[index].view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
+    bias = table[index].to(q.dtype).view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
     q = cut_windows(q, window, shifted, num_heads)
     k = cut_windows(k, window, shifted, num_heads)
     v = cut_windows(v, window, shifted, num_heads)

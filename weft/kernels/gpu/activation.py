@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.gpu.activations import KINDS, activate, slope
+from weft.kernels.gpu.launch import cdiv, launch
 
 BLOCK = 2048
 
@@ -30,14 +31,14 @@ def _backward(grad, x, grad_x, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def forward(x: Tensor, kind: str) -> Tensor:
-    y = torch.empty_like(x)
-    if x.numel():
-        _forward[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), KINDS[kind], BLOCK, num_warps=4)
+    y, size = torch.empty_like(x), x.numel()
+    if size:
+        launch(_forward, (cdiv(size, BLOCK),), x, y, size, KINDS[kind], BLOCK, num_warps=4)
     return y
 
 
 def backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
-    grad_x = torch.empty_like(x)
-    if x.numel():
-        _backward[(triton.cdiv(x.numel(), BLOCK),)](grad, x, grad_x, x.numel(), KINDS[kind], BLOCK, num_warps=4)
+    grad_x, size = torch.empty_like(x), x.numel()
+    if size:
+        launch(_backward, (cdiv(size, BLOCK),), grad, x, grad_x, size, KINDS[kind], BLOCK, num_warps=4)
     return grad_x

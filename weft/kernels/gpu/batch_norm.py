@@ -13,7 +13,18 @@ from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import sum_lines
+
+TILES = dict(elements=4096, width=128, num_warps=4)
+SHARED = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
+
+
+@triton.jit
+def _tile(channel, C: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets in a tile, and from row to row: the one in 32 bits, which is cheap, the other in 64, which is safe."""
+    return (tl.arange(0, ROWS) * C)[:, None] + channel[None, :], tl.full((), C, tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,11 +36,11 @@ def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
     squares = tl.zeros((ROWS, WIDTH), tl.float32)
     count = tl.zeros((ROWS,), tl.float32)
     seen = 0.0
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + step * first + tile, mask=mask, other=0.0).to(tl.float32)
         seen += 1.0
         count += tl.where(row < rows, 1.0, 0.0)
         change = tl.where((row < rows)[:, None], value - mean, 0.0)
@@ -46,7 +57,7 @@ def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
 
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _merge(
-    partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
+    partial, moments, running_mean, running_var, batches, rows, programs, momentum,
     C: tl.constexpr, TILE: tl.constexpr, RUNNING: tl.constexpr, COUNTED: tl.constexpr,
     LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +82,8 @@ def _merge(
     shift = tl.sum(total, axis=0) / rows
     found_mean = around + shift
     found = tl.maximum(tl.sum(squares, axis=0) / rows - shift * shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(mean + channel, found_mean, mask=inside)
-    tl.store(var + channel, found, mask=inside)
+    tl.store(moments + channel, found_mean, mask=inside)
+    tl.store(moments + C + channel, found, mask=inside)
     if RUNNING:
         before = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32)
         tl.store(running_mean + channel, before + momentum * (found_mean - before), mask=inside)
@@ -88,6 +99,8 @@ def _merge(
 def _channels(mean, var, weight, bias, channel, eps, C: tl.constexpr):
     """Of some channels: mean, inverse of the standard deviation, weight and bias, each (1, WIDTH)."""
     inside = channel < C
+    if var is None:  # then both are in one tensor
+        var = mean + C
     rstd = tl.rsqrt(tl.load(var + channel, mask=inside, other=1.0).to(tl.float32) + eps)
     centre = tl.load(mean + channel, mask=inside, other=0.0).to(tl.float32)
     gamma = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
@@ -103,17 +116,19 @@ def _apply(
 ):  # fmt: skip
     """act(keep * bn(x) + residual) of a tile."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     value = (value - centre) * (rstd * gamma) + beta
     if HAS_KEEP:
         value *= tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if HAS_RESIDUAL:
-        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, activate(value, ACT), mask=mask)
+        value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + start + tile, activate(value, ACT), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "positions"])
@@ -128,12 +143,13 @@ def _reduce(
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     grad_gamma = tl.zeros((ROWS, WIDTH), tl.float32)
     grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
+    tile, step = _tile(channel, C, ROWS)
     for first in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (channel < C)[None, :]
-        at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-        unit = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
-        upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        start = step * first
+        unit = (tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
+        upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
         if ACT:
@@ -141,10 +157,10 @@ def _reduce(
             if HAS_KEEP:
                 value *= factor
             if HAS_RESIDUAL:
-                value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+                value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
             upstream *= slope(value, ACT)
             if HAS_RESIDUAL:
-                tl.store(grad_residual + at, upstream, mask=mask)
+                tl.store(grad_residual + start + tile, upstream, mask=mask)
         if HAS_KEEP:
             upstream *= factor
         grad_gamma += upstream * unit
@@ -156,19 +172,19 @@ def _reduce(
 
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _input_gradient(
-    grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions, share, eps,
+    grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep, grad_x, rows, positions, eps,
     C: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile. `share` is what one row has in mean and variance: one by all rows, or zero if these are fixed."""
+    """Of a tile. Where mean and variance are those of the rows, each row has a share in them."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (channel < C)[None, :]
-    at = (row.to(tl.int64) * C)[:, None] + channel[None, :]
-    upstream = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    tile, step = _tile(channel, C, ROWS)
+    start = step * first
+    upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
-    along = tl.load(parameters + channel, mask=channel < C, other=0.0)[None, :] * share
-    level = tl.load(parameters + C + channel, mask=channel < C, other=0.0)[None, :] * share
     unit = (value - centre) * rstd
     if HAS_KEEP:
         factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
@@ -179,86 +195,87 @@ def _input_gradient(
         upstream *= slope(value, ACT)
     if HAS_KEEP:
         upstream *= factor
-    tl.store(grad_x + at, (upstream - level - unit * along) * (rstd * gamma), mask=mask)
+    if var is None:
+        along = tl.load(grad_weight + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :] / rows
+        level = tl.load(grad_bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :] / rows
+        upstream -= level + unit * along
+    tl.store(grad_x + start + tile, upstream * (rstd * gamma), mask=mask)
 
 
-def _width(channels: int, most: int) -> int:
-    """Channels of a program: the power of two that divides C, or one above C where that would be too few."""
+def _blocks(channels: int, most: int) -> tuple[int, int]:
+    """Channels of a program, and how many blocks of them there are.
+
+    That is the power of two which divides C, or one above C where that would be too few.
+    """
     whole = channels & -channels
-    return min(whole if whole >= 32 else triton.next_power_of_2(channels), most)
-
-
-def _grid(x: Tensor, launch: dict[str, int]) -> tuple[int, int, int, int, int]:
-    """Rows, channels, rows of a tile, channels of a tile, and blocks of channels."""
-    channels = x.shape[-1]
-    width = _width(channels, launch["width"])
-    return x.numel() // channels, channels, max(1, launch["elements"] // width), width, triton.cdiv(channels, width)
-
-
-def _shares(x: Tensor, rows: int, tile: int, blocks: int, launch: dict[str, int]) -> int:
-    """How many programs share the rows of one block of channels: all together occupy the GPU."""
-    return min(triton.cdiv(rows, tile), max(1, launch["per_processor"] * processors(x.device) // blocks))
+    width = min(whole if whole >= 32 else power_of_two(channels), most)
+    return width, cdiv(channels, width)
 
 
 def statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of a contiguous x; updates the running ones."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
-    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1])
-    launch = launch_parameters("batch_norm_statistics", x.device, default, **shape)
-    rows, channels, tile, width, blocks = _grid(x, launch)
-    programs = _shares(x, rows, tile, blocks, launch)
-    partial, mean, var = (torch.empty(n, device=x.device) for n in (programs * 2 * channels, channels, channels))
-    _statistics[(programs, blocks)](
-        x, partial, rows, channels, tile, width, launch["stages"], num_warps=launch["num_warps"]
-    )
-    _merge[(triton.cdiv(channels, 16),)](
-        partial, mean, var, running_mean, running_var, batches, rows, programs, momentum,
+) -> Tensor:
+    """Mean and biased variance of each channel of a contiguous x, (2, C); updates the running ones."""
+    channels = x.shape[-1]
+    rows = x.numel() // channels
+    chosen = launch_parameters("batch_norm_statistics", x.device, SHARED, rows=rows, channels=channels)
+    width, blocks = _blocks(channels, chosen["width"])
+    tile = max(1, chosen["elements"] // width)
+    programs = min(cdiv(rows, tile), max(1, chosen["per_processor"] * processors(x.device) // blocks))
+    partial = torch.empty(programs, 2, channels, device=x.device)
+    moments = torch.empty(2, channels, device=x.device)
+    launch(
+        _statistics, (programs, blocks), x, partial, rows, channels, tile, width, chosen["stages"],
+        num_warps=chosen["num_warps"],
+    )  # fmt: skip
+    launch(
+        _merge, (cdiv(channels, 16),), partial, moments, running_mean, running_var, batches, rows, programs, momentum,
         channels, tile, running_mean is not None, batches is not None, 256, 16, num_warps=8,
     )  # fmt: skip
-    return mean, var
+    return moments
 
 
 def apply(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, keep: Tensor | None,
-    eps: float, act: str, y: Tensor,
+    x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, y: Tensor,
 ) -> None:  # fmt: skip
     """Fills y with act(keep * bn(x) + residual); all maps are contiguous."""
-    default = dict(elements=2048, width=128, num_warps=4)
-    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
-    launch = launch_parameters("batch_norm", x.device, default, **shape)
-    rows, channels, tile, width, blocks = _grid(x, launch)
-    _apply[(triton.cdiv(rows, tile), blocks)](
-        x, mean, var, weight, bias, residual, keep, y, rows, rows // len(x), eps,
-        channels, residual is not None, keep is not None, KINDS[act], tile, width, num_warps=launch["num_warps"],
+    channels = x.shape[-1]
+    rows, has_residual = x.numel() // channels, residual is not None
+    chosen = launch_parameters("batch_norm", x.device, TILES, rows=rows, channels=channels, residual=has_residual)
+    width, blocks = _blocks(channels, chosen["width"])
+    tile = max(1, chosen["elements"] // width)
+    launch(
+        _apply, (cdiv(rows, tile), blocks), x, mean, var, weight, bias, residual, keep, y,
+        rows, rows // x.shape[0], eps, channels, has_residual, keep is not None, KINDS[act], tile, width,
+        num_warps=chosen["num_warps"],
     )  # fmt: skip
 
 
 def backward(
-    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, training: bool,
-    grad_x: Tensor, grad_residual: Tensor,
-) -> Tensor:  # fmt: skip
-    """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias, (2, C)."""
-    default = dict(elements=2048, width=128, num_warps=4, per_processor=4, stages=1)
-    shape = dict(rows=x.numel() // x.shape[-1], channels=x.shape[-1], residual=residual is not None)
-    launch = launch_parameters("batch_norm_backward", x.device, default, **shape)
-    rows, channels, tile, width, blocks = _grid(x, launch)
-    programs = _shares(x, rows, tile, blocks, launch)
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, grad_x: Tensor, grad_residual: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias."""
+    channels = x.shape[-1]
+    rows, has_residual = x.numel() // channels, residual is not None
+    shape = dict(rows=rows, channels=channels, residual=has_residual)
+    chosen = launch_parameters("batch_norm_backward", x.device, SHARED, **shape)
+    width, blocks = _blocks(channels, chosen["width"])
+    tile, warps = max(1, chosen["elements"] // width), chosen["num_warps"]
+    programs = min(cdiv(rows, tile), max(1, chosen["per_processor"] * processors(x.device) // blocks))
     partial = torch.empty(programs, 2, channels, device=x.device)
-    kind, positions = KINDS[act], rows // len(x)
-    _reduce[(programs, blocks)](
-        grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial, rows, positions, eps,
-        channels, residual is not None, keep is not None, kind, tile, width, launch["stages"],
-        num_warps=launch["num_warps"],
+    kind, positions = KINDS[act], rows // x.shape[0]
+    launch(
+        _reduce, (programs, blocks), grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial,
+        rows, positions, eps, channels, has_residual, keep is not None, kind, tile, width, chosen["stages"],
+        num_warps=warps,
     )  # fmt: skip
-    parameters = partial.sum(0)
-    if residual is not None and kind:  # the activation's slope is already in the gradient of the residual
+    grad_weight, grad_bias = sum_lines(partial, weight)
+    if grad_residual is not None:  # which has the slope of the activation in it
         grad, kind = grad_residual, 0
-    _input_gradient[(triton.cdiv(rows, tile), blocks)](
-        grad, x, mean, var, weight, bias, parameters, keep, grad_x, rows, positions,
-        1.0 / rows if training else 0.0, eps,
-        channels, keep is not None, kind, tile, width, num_warps=launch["num_warps"],
+    launch(
+        _input_gradient, (cdiv(rows, tile), blocks), grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep,
+        grad_x, rows, positions, eps, channels, keep is not None, kind, tile, width, num_warps=warps,
     )  # fmt: skip
-    return parameters
+    return grad_weight, grad_bias

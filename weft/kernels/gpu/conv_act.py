@@ -1,5 +1,7 @@
 """Convolution with bias, shortcut and activation, all in one kernel or behind the library's convolution."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -7,12 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
-from weft.kernels.conv_act import output_size
+from weft.kernels.conv_act import output_shape
 from weft.kernels.gpu.activations import KINDS, activate
+from weft.kernels.gpu.launch import cdiv, launch
 from weft.kernels.switch import interpreted
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of matrix products; the interpreter has but float32
-TILE = dict(BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=4)
+LINEAR, LIBRARY = {"how": "linear"}, {"how": "library"}
+KERNEL = {"how": "kernel", "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 4}
 PASS_SIZE = 4096  # values of a program of the pass behind a convolution
 
 
@@ -38,7 +42,7 @@ def _finish(
 def _convolve(
     x, weight, bias, residual, y, rows, in_height, in_width, height, width, channels, features,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A matrix product: rows are pixels of the result, columns its features, inner are the channels under each tap.
@@ -53,6 +57,10 @@ def _convolve(
     top, left = (pixel // width) * STRIDE - PADDING, (pixel % width) * STRIDE - PADDING
     corner = x + ((picture.to(tl.int64) * in_height + top) * in_width + left)[:, None] * channels + channel[None, :]
     filters = weight + feature[None, :] * (KERNEL * KERNEL * channels) + channel[:, None]
+    at = row.to(tl.int64)[:, None] * features + feature[None, :]
+    known = (row < rows)[:, None] & (feature < features)[None, :]
+    if HAS_RESIDUAL:  # on its way while the matrix unit works
+        shortcut = tl.load(residual + at, mask=known, other=0.0)
     blocks_k = tl.cdiv(channels, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(KERNEL * KERNEL * blocks_k):
@@ -63,18 +71,15 @@ def _convolve(
             inside &= (top + down >= 0) & (top + down < in_height) & (left + right >= 0) & (left + right < in_width)
         x_mask, w_mask = inside[:, None], (feature < features)[None, :]
         if not EVEN:
-            known = first + channel < channels
-            x_mask, w_mask = x_mask & known[None, :], w_mask & known[:, None]
+            exists = first + channel < channels
+            x_mask, w_mask = x_mask & exists[None, :], w_mask & exists[:, None]
         pixels = tl.load(corner + ((down * in_width + right) * channels + first), mask=x_mask, other=0.0)
         taps = tl.load(filters + (tap * channels + first), mask=w_mask, other=0.0)
         total = tl.dot(pixels.to(TYPE), taps.to(TYPE), total)
-    if HAS_BIAS:
-        total += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[None, :]
-    at = row.to(tl.int64)[:, None] * features + feature[None, :]
-    inside = (row < rows)[:, None] & (feature < features)[None, :]
+    total += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[None, :]
     if HAS_RESIDUAL:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, activate(total, KIND), mask=inside)
+        total += shortcut.to(tl.float32)
+    tl.store(y + at, activate(total, KIND), mask=known)
 
 
 def forward(
@@ -82,45 +87,34 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    stride: list[int],
-    padding: list[int],
+    stride: int,
+    padding: int,
     groups: int,
     act: str,
 ) -> Tensor:
     if residual is not None:
-        residual = residual.contiguous(memory_format=torch.channels_last)
-    height, width = output_size(x, weight, stride, padding)
+        residual = residual.contiguous()
+    shape = output_shape(x, weight, stride, padding)
     features, channels, kernel, _ = weight.shape
-    pointwise = kernel == 1 and stride[0] == 1 and residual is None and act in ("none", "relu")
-    launch = launch_parameters(
-        "conv_act",
-        x.device,
-        {"how": "linear" if pointwise else "library"},
-        rows=x.shape[0] * height * width,
-        channels=channels,
-        features=features,
-        kernel=kernel,
-        stride=stride[0],
-        residual=residual is not None,
-        act=act,
-    )
-    how = launch["how"]
-    square = weight.shape[2] == weight.shape[3] and stride[0] == stride[1] and padding[0] == padding[1]
-    if groups > 1 or not square or x.dtype not in TYPES or x.numel() == 0:
-        how = "library"
-    if how == "library" or bias is None:
-        return _library(x, weight, bias, residual, stride, padding, groups, act)
-    if how == "linear":
-        return _linear(x, weight, bias, act)
-    tile = {key: value for key, value in {**TILE, **launch}.items() if key != "how"}
-    return _kernel(x, weight, bias, residual, (height, width), stride[0], padding[0], act, tile)
+    rows = shape[0] * shape[1] * shape[2]
+    product = kernel == 1 and stride == 1 and residual is None and act in ("none", "relu")  # all that cublas does
+    launched = launch_parameters(
+        "conv_act", x.device, LINEAR if product else LIBRARY if kernel > 1 else KERNEL,
+        rows=rows, channels=channels, features=features, kernel=kernel, stride=stride,
+        residual=residual is not None, act=act,
+    )  # fmt: skip
+    how = launched["how"]  # of the nearest shape, which may have been another kind of convolution
+    matrix = groups == 1 and kernel == weight.shape[3] and x.dtype in TYPES and rows > 0
+    if how == "linear" and product and matrix and bias is not None:
+        return _linear(x, weight, bias, shape, act)
+    if how == "kernel" and matrix and bias is not None:
+        return _kernel(x, weight, bias, residual, shape, stride, padding, act, launched)
+    return _library(x, weight, bias, residual, rows, stride, padding, groups, act)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor, act: str) -> Tensor:
-    pixels = x.permute(0, 2, 3, 1)  # (B, H, W, C)
-    flat, matrix = pixels.reshape(-1, x.shape[1]), weight.flatten(1).t()
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, shape: tuple[int, ...], act: str) -> Tensor:
     multiply = torch._addmm_activation if act == "relu" else torch.addmm
-    return multiply(bias.to(x.dtype), flat, matrix).view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
+    return multiply(bias.to(x.dtype), x.reshape(-1, x.shape[3]), weight.flatten(1).t()).view(shape)
 
 
 def _library(
@@ -128,20 +122,22 @@ def _library(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    stride: list[int],
-    padding: list[int],
+    rows: int,
+    stride: int,
+    padding: int,
     groups: int,
     act: str,
 ) -> Tensor:
-    y = F.conv2d(x, weight, None, stride, padding, groups=groups).contiguous(memory_format=torch.channels_last)
-    features = y.shape[1]
-    rows = y.numel() // max(features, 1)
+    y = F.conv2d(x.permute(0, 3, 1, 2), weight, None, stride, padding, groups=groups)
+    y = y.permute(0, 2, 3, 1).contiguous()  # as the library writes it, most of the time
+    features = y.shape[3]
+    width = min(max(features & -features, 16), 256)  # the largest power of two that divides it
+    height = PASS_SIZE // width
     if rows:
-        width = min(max(features & -features, 16), 256)  # the largest power of two that divides it
-        tile = dict(ROWS=PASS_SIZE // width, FEATURES=width, num_warps=8)
-        grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(features, width))
-        _finish[grid](
-            y, bias, residual, rows, features, KINDS[act], bias is not None, residual is not None, **tile
+        launch(
+            _finish, (cdiv(rows, height), cdiv(features, width)),
+            y, bias, residual, rows, features, KINDS[act], bias is not None, residual is not None, height, width,
+            num_warps=8,
         )  # fmt: skip
     return y
 
@@ -151,23 +147,22 @@ def _kernel(
     weight: Tensor,
     bias: Tensor,
     residual: Tensor | None,
-    size: tuple[int, int],
+    shape: tuple[int, int, int, int],
     stride: int,
     padding: int,
     act: str,
-    tile: dict[str, int],
+    tile: dict[str, Any],
 ) -> Tensor:
-    x = x.contiguous(memory_format=torch.channels_last)
-    weight = weight.contiguous(memory_format=torch.channels_last)
-    batch, channels, in_height, in_width = x.shape
-    features, _, kernel, _ = weight.shape
-    y = x.new_empty(batch, *size, features)
-    rows = batch * size[0] * size[1]
-    grid = (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(features, tile["BLOCK_N"]),)
-    _convolve[grid](
-        x, weight, bias, residual, y, rows, in_height, in_width, *size, channels, features,
-        KERNEL=kernel, STRIDE=stride, PADDING=padding, KIND=KINDS[act],
-        HAS_BIAS=True, HAS_RESIDUAL=residual is not None, EVEN=channels % tile["BLOCK_K"] == 0,
-        TYPE=tl.float32 if interpreted() else TYPES[x.dtype], **tile,
+    x, weight = x.contiguous(), weight.contiguous(memory_format=torch.channels_last)
+    _, in_height, in_width, channels = x.shape
+    batch, height, width, features = shape
+    y = x.new_empty(shape)
+    rows, pixels, columns, inner = batch * height * width, tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
+    launch(
+        _convolve, (cdiv(rows, pixels) * cdiv(features, columns),),
+        x, weight, bias, residual, y, rows, in_height, in_width, height, width, channels, features,
+        weight.shape[2], stride, padding, KINDS[act], residual is not None, channels % inner == 0,
+        tl.float32 if interpreted() else TYPES[x.dtype], pixels, columns, inner,
+        num_warps=tile["num_warps"], num_stages=tile["num_stages"],
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2)
+    return y

@@ -3,7 +3,8 @@
 
 A program makes a tile of ROWS x COLS outputs of BLOCK_C channels. Channels lie along the lanes; columns are written
 out, each a tensor of its own, so that neighbours are other registers; the program slides down the rows and keeps the
-last K of them, as a tuple of tuples of (BLOCK_C,) tensors, the `window`.
+last K of them, as a tuple of tuples of (BLOCK_C,) tensors, the `window`. Where a tile is as WIDE as the map, nothing is
+on either side of it; otherwise the window has the neighbours' columns as well. UNROLL rows are written out, too.
 """
 
 import torch
@@ -69,43 +70,46 @@ def load_row(x, row, col, H, W, channel, C: tl.constexpr, N: tl.constexpr, BEFOR
 
 
 @triton.jit
-def correlate(window, taps, offset, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr):
-    """The sum of taps over the K x K values of the window at (TOP, LEFT)."""
+def correlate(window, taps, offset, TOP: tl.constexpr, LEFT: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """The sum of taps over the K x K values at (TOP, LEFT) of a window of N columns; what lies beside it is zero."""
     total = offset
     for t in tl.static_range(K * K):
-        total = tl.fma(window[TOP + t // K][LEFT + t % K], taps[t], total)
+        if LEFT + t % K >= 0 and LEFT + t % K < N:
+            total = tl.fma(window[TOP + t // K][LEFT + t % K], taps[t], total)
     return total
 
 
-# Input p and tap i belong to output (p + K // 2 - i) / STRIDE, where that is whole. The window of gradients begins
-# (K // 2) // STRIDE rows and columns before the tile.
+# Input p and tap i belong to output (p + K // 2 - i) / STRIDE, where that is whole: i and j below. The window of
+# gradients begins (K // 2) // STRIDE rows and BEFORE columns in front of the tile, and has N columns.
 
 
 @triton.jit
-def output_grad(window, ROW: tl.constexpr, COL: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
-    return window[ROW // STRIDE + K // 2 // STRIDE][COL // STRIDE + K // 2 // STRIDE]
-
-
-@triton.jit
-def input_grad(total, window, taps, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
+def input_grad(
+    total, window, taps, TOP: tl.constexpr, LEFT: tl.constexpr,
+    BEFORE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
     """Adds what the input at (TOP, LEFT) of the tile gets back from every output that it went into."""
-    for t in tl.static_range(K * K):
-        if (TOP + K // 2 - t // K) % STRIDE == 0 and (LEFT + K // 2 - t % K) % STRIDE == 0:
-            grad = output_grad(window, TOP + K // 2 - t // K, LEFT + K // 2 - t % K, K, STRIDE)
-            total = tl.fma(grad, taps[t], total)
+    for i in tl.static_range(TOP + K // 2, TOP - K // 2 - 1, -1):
+        for j in tl.static_range(LEFT + K // 2, LEFT - K // 2 - 1, -1):
+            if i % STRIDE == 0 and j % STRIDE == 0 and j // STRIDE + BEFORE >= 0 and j // STRIDE + BEFORE < N:
+                grad = window[i // STRIDE + K // 2 // STRIDE][j // STRIDE + BEFORE]
+                total = tl.fma(grad, taps[(TOP + K // 2 - i) * K + LEFT + K // 2 - j], total)
     return total
 
 
 @triton.jit
-def weight_grad(sums, value, window, TOP: tl.constexpr, LEFT: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr):
+def weight_grad(
+    sums, value, window, TOP: tl.constexpr, LEFT: tl.constexpr,
+    BEFORE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
     """Adds to the sum of every tap the input `value` at (TOP, LEFT) times the gradient of the output they go into."""
     added = ()
-    for t in tl.static_range(K * K):
-        if (TOP + K // 2 - t // K) % STRIDE == 0 and (LEFT + K // 2 - t % K) % STRIDE == 0:
-            grad = output_grad(window, TOP + K // 2 - t // K, LEFT + K // 2 - t % K, K, STRIDE)
-            added = added + (tl.fma(grad, value, sums[t]),)
-        else:
-            added = added + (sums[t],)
+    for i in tl.static_range(TOP + K // 2, TOP - K // 2 - 1, -1):
+        for j in tl.static_range(LEFT + K // 2, LEFT - K // 2 - 1, -1):
+            total = sums[(TOP + K // 2 - i) * K + LEFT + K // 2 - j]
+            if i % STRIDE == 0 and j % STRIDE == 0 and j // STRIDE + BEFORE >= 0 and j // STRIDE + BEFORE < N:
+                total = tl.fma(window[i // STRIDE + K // 2 // STRIDE][j // STRIDE + BEFORE], value, total)
+            added = added + (total,)
     return added
 
 
@@ -119,41 +123,16 @@ def zeros(like, N: tl.constexpr):
 
 
 @triton.jit
+def add_row(total, values, FIRST: tl.constexpr, N: tl.constexpr):
+    for c in tl.static_range(N):
+        total += values[FIRST + c]
+    return total
+
+
+@triton.jit
 def store_sums(partials, sums, channel, C: tl.constexpr, N: tl.constexpr):
     for t in tl.static_range(N):
         tl.store(partials + t * C + channel, sums[t], mask=channel < C)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _forward(
-    x, weight, bias, scale, shift, y, H, W, out_H, out_W, x_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, ACT_IN: tl.constexpr, ACT: tl.constexpr,
-    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
-    x += picture * x_batch
-    y += picture * out_H * out_W * C
-    taps, offset = load_filter(weight, bias, scale, shift, channel, C, K)
-
-    N: tl.constexpr = (COLS - 1) * STRIDE + K
-    PAD: tl.constexpr = K // 2
-    LAST: tl.constexpr = PAD + COLS * STRIDE if EVEN else 0  # where the tile's own columns end, if they are inside
-    left = col * STRIDE - PAD
-    window = ()
-    for i in tl.static_range(K - STRIDE):
-        values = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST)
-        window = window + (activate_all(values, ACT_IN, N),)
-    for step in range(tl.minimum(ROWS, out_H - first)):
-        row = first + step
-        for i in tl.static_range(K - STRIDE, K):
-            values = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST)
-            window = window + (activate_all(values, ACT_IN, N),)
-        at = (row * out_W + col).to(tl.int64) * C + channel
-        for c in tl.static_range(COLS):
-            value = activate(correlate(window, taps, offset, 0, c * STRIDE, K), ACT)
-            limit = C if EVEN else tl.where(col + c < out_W, C, 0)
-            tl.store(y + at + c * C, value, mask=channel < limit)
-        window = window[STRIDE:]
 
 
 @triton.jit
@@ -166,10 +145,45 @@ def activate_all(values, KIND: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
+def _forward(
+    x, weight, bias, scale, shift, y, H, W, out_H, out_W, x_batch,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, ACT_IN: tl.constexpr, ACT: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
+    x += picture * x_batch
+    y += picture * out_H * out_W * C
+    taps, offset = load_filter(weight, bias, scale, shift, channel, C, K)
+
+    PAD: tl.constexpr = K // 2
+    BEFORE: tl.constexpr = 0 if WIDE else PAD  # columns in front of the tile
+    N: tl.constexpr = COLS * STRIDE if WIDE else (COLS - 1) * STRIDE + K
+    LAST: tl.constexpr = BEFORE + COLS * STRIDE if EVEN else 0  # the first that may not be in the picture
+    left = col * STRIDE - BEFORE
+    window = ()
+    for i in tl.static_range(K - STRIDE):
+        values = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+        window = window + (activate_all(values, ACT_IN, N),)
+    for start in range(0, ROWS, UNROLL):
+        for step in tl.static_range(UNROLL):
+            row = first + start + step
+            for i in tl.static_range(K - STRIDE, K):
+                values = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+                window = window + (activate_all(values, ACT_IN, N),)
+            at = (row * out_W + col).to(tl.int64) * C + channel
+            for c in tl.static_range(COLS):
+                value = activate(correlate(window, taps, offset, 0, c * STRIDE - PAD + BEFORE, N, K), ACT)
+                limit = C if EVEN else tl.where((row < out_H) & (col + c < out_W), C, 0)
+                tl.store(y + at + c * C, value, mask=channel < limit)
+            window = window[STRIDE:]
+
+
+@triton.jit(do_not_specialize=SIZES)
 def _backward(
     grad, x, weight, grad_x, partials, H, W, out_H, out_W, grad_batch, x_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr,
-    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and the program's share of those of weight and bias: (programs, K * K + BIAS, C).
 
@@ -181,34 +195,34 @@ def _backward(
     grad_x += picture * H * W * C
     taps, none = load_filter(weight, None, None, None, channel, C, K)
 
-    BEFORE: tl.constexpr = K // 2 // STRIDE  # rows and columns of the gradient around the tile
-    BEHIND: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
-    N: tl.constexpr = BEFORE + COLS + BEHIND
+    ABOVE: tl.constexpr = K // 2 // STRIDE  # rows of the gradient around the tile
+    BELOW: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
+    BEFORE: tl.constexpr = 0 if WIDE else ABOVE  # columns in front of it
+    N: tl.constexpr = COLS if WIDE else ABOVE + COLS + BELOW
     LAST: tl.constexpr = BEFORE + COLS if EVEN else 0
+    COLS_X: tl.constexpr = COLS * STRIDE
+    LAST_X: tl.constexpr = COLS_X if EVEN else 0
     sums = zeros(channel, K * K)
     bias_sum = tl.zeros(channel.shape, tl.float32)
     window = ()
-    for i in tl.static_range(BEFORE + BEHIND):
-        window = window + (load_row(grad, first - BEFORE + i, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
-    for step in range(tl.minimum(ROWS, out_H - first)):
-        row = first + step
-        window = window + (load_row(grad, row + BEHIND, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
-        for top in tl.static_range(STRIDE):
-            at = ((row * STRIDE + top) * W + col * STRIDE).to(tl.int64) * C + channel
-            values = load_row(
-                x, row * STRIDE + top, col * STRIDE, H, W, channel, C, COLS * STRIDE, 0, COLS * STRIDE if EVEN else 0
-            )
-            for left in tl.static_range(COLS * STRIDE):
-                limit = C
-                if not EVEN:
-                    limit = tl.where((row * STRIDE + top < H) & (col * STRIDE + left < W), C, 0)
-                value = input_grad(none, window, taps, top, left, K, STRIDE)
-                tl.store(grad_x + at + left * C, value, mask=channel < limit)
-                sums = weight_grad(sums, values[left], window, top, left, K, STRIDE)
-        if BIAS:
-            for c in tl.static_range(COLS):
-                bias_sum += window[BEFORE][BEFORE + c]
-        window = window[1:]
+    for i in tl.static_range(ABOVE + BELOW):
+        window = window + (load_row(grad, first - ABOVE + i, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
+    for start in range(0, ROWS, UNROLL):
+        for step in tl.static_range(UNROLL):
+            row = first + start + step
+            window = window + (load_row(grad, row + BELOW, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
+            for top in tl.static_range(STRIDE):
+                row_x = row * STRIDE + top
+                values = load_row(x, row_x, col * STRIDE, H, W, channel, C, COLS_X, 0, LAST_X)
+                at = (row_x * W + col * STRIDE).to(tl.int64) * C + channel
+                for c in tl.static_range(COLS_X):
+                    value = input_grad(none, window, taps, top, c, BEFORE, N, K, STRIDE)
+                    limit = C if EVEN else tl.where((row_x < H) & (col * STRIDE + c < W), C, 0)
+                    tl.store(grad_x + at + c * C, value, mask=channel < limit)
+                    sums = weight_grad(sums, values[c], window, top, c, BEFORE, N, K, STRIDE)
+            if BIAS:
+                bias_sum = add_row(bias_sum, window[ABOVE], BEFORE, COLS)
+            window = window[1:]
 
     blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
     partials += (tl.program_id(0) // blocks).to(tl.int64) * ((K * K + BIAS) * C)
@@ -259,23 +273,23 @@ def add_shares(partials: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[T
     return grad_weight, grad_bias
 
 
-def launch(operation: str, x: Tensor, kernel: int, stride: int) -> dict[str, int]:
-    """Launch parameters for a map x (B, H, W, C). Large kernels have many taps: one channel a lane leaves them room."""
-    cols = {3: 7, 5: 4, 7: 2}[kernel] // stride
-    default = dict(rows=14, cols=max(cols, 1), block_c=64 if kernel == 3 else 32, num_warps=1)
-    _, height, width, channels = x.shape
-    shape = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
-    return launch_parameters(operation, x.device, default, **shape)
+Tiles = tuple[bool, bool, int, int, int, int]  # EVEN, WIDE, ROWS, COLS, BLOCK_C, UNROLL
 
 
-def even(x: Tensor, rows: int, cols: int, stride: int, at: dict[str, int]) -> bool:
-    """Whether tiles cover the map (B, H, W, C) exactly, so that only what lies around it needs a look."""
-    return rows * stride == x.shape[1] and cols * stride == x.shape[2] and cols % at["cols"] == 0
-
-
-def programs(batch: int, height: int, width: int, at: dict[str, int]) -> int:
-    """How many tiles there are, channels aside."""
-    return batch * triton.cdiv(height, at["rows"]) * triton.cdiv(width, at["cols"])
+def tiles(operation: str, x: Tensor, kernel: int, stride: int, **shape: bool) -> tuple[Tiles, int, int, int]:
+    """How to cut the outputs of a map x (B, H, W, C): tiles, how many there are, blocks of channels, warps."""
+    batch, height, width, channels = x.shape
+    rows, cols = -(-height // stride), -(-width // stride)
+    # Large kernels have many taps: one channel a lane leaves them room.
+    default = dict(rows=14, cols={3: 7, 5: 4, 7: 2}[kernel], block_c=64 if kernel == 3 else 32, unroll=1, num_warps=1)
+    sizes = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
+    at = launch_parameters(operation, x.device, default, **sizes, **shape)
+    tile_rows = min(at["rows"], rows)
+    even = rows * stride == height and cols * stride == width and rows % tile_rows == 0 and cols % at["cols"] == 0
+    unroll = at["unroll"] if tile_rows % at["unroll"] == 0 else 1
+    count = batch * -(-rows // tile_rows) * -(-cols // at["cols"])
+    cut = (even, even and cols == at["cols"], tile_rows, at["cols"], at["block_c"], unroll)
+    return cut, count, -(-channels // at["block_c"]), at["num_warps"]
 
 
 def forward(
@@ -292,14 +306,11 @@ def forward(
     kernel, x = weight.shape[-1], in_place(x)
     rows, cols = -(-height // stride), -(-width // stride)
     y = torch.empty(batch, rows, cols, channels, dtype=x.dtype, device=x.device)
-    at = launch("depthwise", x, kernel, stride)
-    blocks = triton.cdiv(channels, at["block_c"])
+    cut, count, blocks, warps = tiles("depthwise", x, kernel, stride, active=act_in != "none" or act != "none")
     if y.numel():
-        _forward[(blocks * programs(batch, rows, cols, at),)](
+        _forward[(count * blocks,)](
             x, weight, bias, scale, shift, y, height, width, rows, cols, x.stride(0),
-            channels, kernel, stride, KINDS[act_in], KINDS[act],
-            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
-            num_warps=at["num_warps"],
+            channels, kernel, stride, KINDS[act_in], KINDS[act], *cut, num_warps=warps,
         )  # fmt: skip
     return y
 
@@ -307,20 +318,17 @@ def forward(
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, height, width, channels = x.shape
+    _, height, width, channels = x.shape
     kernel, x, grad = weight.shape[-1], in_place(x), in_place(grad)
     rows, cols = grad.shape[1:3]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    at = launch("depthwise_backward", x, kernel, stride)
-    blocks, shares = triton.cdiv(channels, at["block_c"]), programs(batch, rows, cols, at)
+    cut, shares, blocks, warps = tiles("depthwise_backward", x, kernel, stride)
     has_bias = bias is not None
     partials = x.new_empty(shares, 1, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
-        _backward[(blocks * shares,)](
+        _backward[(shares * blocks,)](
             grad, x, weight, grad_x, partials, height, width, rows, cols, grad.stride(0), x.stride(0),
-            channels, kernel, stride, has_bias,
-            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
-            num_warps=at["num_warps"],
+            channels, kernel, stride, has_bias, *cut, num_warps=warps,
         )  # fmt: skip
     grad_weight, grad_bias = add_shares(partials, weight, bias)
     return grad_x, grad_weight[0], grad_bias[0]

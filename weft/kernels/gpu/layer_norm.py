@@ -12,24 +12,29 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.gpu.processors import processors
+from weft.kernels.gpu.shares import sum_lines
 
+FORWARD = dict(elements=1024, num_warps=2)
+BACKWARD = dict(elements=2048, num_warps=4, per_processor=4, stages=2)
 SIZES = ["x_rows", "cls_rows", "pictures", "positions", "map_programs"]
-
-
-@triton.jit
-def _at(row, C: tl.constexpr, WIDTH: tl.constexpr):
-    """The channels of some rows, (ROWS, WIDTH) offsets."""
-    return (row.to(tl.int64) * C)[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
 def _standardise(x, eps, C: tl.constexpr, WIDTH: tl.constexpr):
     """Rows with mean 0 and variance 1, zero behind the C channels, and the factors that they were multiplied by."""
-    mean = tl.sum(x, axis=1) / C
-    centred = tl.where((tl.arange(0, WIDTH) < C)[None, :], x - mean[:, None], 0.0)
+    centred = x - (tl.sum(x, axis=1) / C)[:, None]
+    if C < WIDTH:
+        centred = tl.where((tl.arange(0, WIDTH) < C)[None, :], centred, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)[:, None]
     return centred * rstd, rstd
+
+
+@triton.jit
+def _rows(row, C: tl.constexpr, WIDTH: tl.constexpr):
+    """The channels of some rows, (ROWS, WIDTH) offsets."""
+    return (row.to(tl.int64) * C)[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -37,8 +42,9 @@ def _forward(
     x, cls, y, keep, weight, bias, sum_x, sum_cls, normed, normed_cls,
     x_rows, cls_rows, pictures, positions, map_programs, eps,
     C: tl.constexpr, HAS_Y: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_CLS: tl.constexpr, JOINED: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    DENSE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """DENSE: x and cls have no gaps between pictures."""
     program = tl.program_id(0)
     token_rows = positions + HAS_CLS
     token = positions * 0 + HAS_CLS  # the first of the picture's tokens that is at hand
@@ -49,17 +55,19 @@ def _forward(
             if not JOINED:
                 normed = normed_cls
     channel = tl.arange(0, WIDTH)
-    gamma = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
-    beta = tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
-
     row = program * ROWS + tl.arange(0, ROWS)
-    picture = row // positions
-    position = row - picture * positions
     there = row < pictures * positions
     mask = there[:, None] & (channel < C)[None, :]
-    own = _at(row, C, WIDTH)
-    tokens = _at(picture.to(tl.int64) * token_rows + position + token, C, WIDTH)
-    value = tl.load(x + _at(picture.to(tl.int64) * x_rows + position, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
+    picture = row // positions
+    own = _rows(row, C, WIDTH)
+    tokens = own
+    if HAS_CLS:
+        tokens = _rows(picture.to(tl.int64) * (token_rows - positions) + row + token, C, WIDTH)
+    if DENSE:
+        value = tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
+    else:
+        apart = picture.to(tl.int64) * (x_rows - positions) + row
+        value = tl.load(x + _rows(apart, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
     if HAS_Y:
         branch = tl.load(y + tokens, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
@@ -67,6 +75,8 @@ def _forward(
         rounded = (value + branch).to(sum_x.dtype.element_ty)  # what comes out is what is normalised
         tl.store(sum_x + own, rounded, mask=mask)
         value = rounded.to(tl.float32)
+    gamma = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
+    beta = tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
     unit, _ = _standardise(value, eps, C, WIDTH)
     tl.store(normed + (tokens if JOINED else own), unit * gamma + beta, mask=mask)
 
@@ -76,7 +86,7 @@ def _backward(
     grad, grad_cls, grad_sum, grad_sum_cls, x, cls, keep, weight, grad_x, grad_x_cls, grad_y, partial,
     x_rows, cls_rows, pictures, positions, map_programs, eps,
     C: tl.constexpr, HAS_SUM: tl.constexpr, HAS_Y: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_CLS: tl.constexpr,
-    JOINED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    JOINED: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     programs = map_programs
@@ -97,15 +107,22 @@ def _backward(
     grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in tl.range(program * ROWS, pictures * positions, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        picture = row // positions
-        position = row - picture * positions
         there = row < pictures * positions
         mask = there[:, None] & (channel < C)[None, :]
-        own = _at(row, C, WIDTH)
-        tokens = _at(picture.to(tl.int64) * token_rows + position + token, C, WIDTH)
-        value = tl.load(x + _at(picture.to(tl.int64) * x_rows + position, C, WIDTH), mask=mask, other=0.0)
+        picture = row // positions
+        own = _rows(row, C, WIDTH)
+        tokens = own
+        if HAS_CLS:
+            tokens = _rows(picture.to(tl.int64) * (token_rows - positions) + row + token, C, WIDTH)
+        if DENSE:
+            value = tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
+        else:
+            apart = picture.to(tl.int64) * (x_rows - positions) + row
+            value = tl.load(x + _rows(apart, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
         upstream = tl.load(grad + (tokens if JOINED else own), mask=mask, other=0.0).to(tl.float32)
-        unit, rstd = _standardise(value.to(tl.float32), eps, C, WIDTH)
+        if HAS_SUM:
+            passed = tl.load(grad_sum + own, mask=mask, other=0.0).to(tl.float32)
+        unit, rstd = _standardise(value, eps, C, WIDTH)
         grad_gamma += upstream * unit
         grad_beta += upstream
         upstream *= gamma
@@ -113,7 +130,7 @@ def _backward(
         along = (tl.sum(upstream * unit, axis=1) / C)[:, None]
         result = (upstream - mean - unit * along) * rstd
         if HAS_SUM:
-            result += tl.load(grad_sum + own, mask=mask, other=0.0).to(tl.float32)
+            result += passed
         tl.store(grad_x + own, result, mask=mask)
         if HAS_Y:
             if HAS_KEEP:
@@ -125,62 +142,68 @@ def _backward(
 
 def _in_place(x: Tensor) -> Tensor:
     """A map or class tokens whose pictures may lie some rows apart, with nothing between the rows of one picture."""
-    return x if x[0].is_contiguous() and x.stride(0) % x.shape[-1] == 0 else x.contiguous()
-
-
-def _shape(x: Tensor) -> tuple[int, int, int]:
-    pictures, height, width, channels = x.shape
-    return pictures, height * width, channels
+    if x.is_contiguous() or (x.stride(0) % x.shape[-1] == 0 and x[0].is_contiguous()):
+        return x
+    return x.contiguous()
 
 
 def forward(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
-    outputs: tuple[Tensor, Tensor, Tensor, Tensor], joined: bool,
+    outputs: tuple[Tensor | None, ...], joined: bool,
 ) -> None:  # fmt: skip
     """Fills the outputs: map and class token behind the sum, where there is a y; tokens, or map and class token."""
-    pictures, positions, channels = _shape(x)
-    width = triton.next_power_of_2(channels)
-    default = dict(elements=2048, num_warps=4)
-    launch = launch_parameters(
-        "layer_norm", x.device, default, rows=pictures * positions, channels=channels, residual=y is not None
+    pictures, height, width, channels = x.shape
+    positions = height * width
+    has_y, has_cls = y is not None, cls is not None
+    chosen = launch_parameters(
+        "layer_norm", x.device, FORWARD, rows=pictures * positions, channels=channels, residual=has_y
     )
-    rows = max(1, launch["elements"] // width)
-    map_programs = triton.cdiv(pictures * positions, rows)
-    programs = map_programs + (0 if cls is None else triton.cdiv(pictures, rows))
-    x, first = _in_place(x), cls if cls is None else _in_place(cls)
-    _forward[(programs,)](
-        x, first, None if y is None else y.contiguous(), keep, weight, bias, *outputs,
-        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
-        pictures, positions, map_programs, eps,
-        channels, y is not None, keep is not None, cls is not None, joined, rows, width,
-        num_warps=launch["num_warps"],
+    block = power_of_two(channels)
+    rows = max(1, chosen["elements"] // block)
+    map_programs = cdiv(pictures * positions, rows)
+    programs = map_programs + cdiv(pictures, rows) if has_cls else map_programs
+    x = _in_place(x)
+    dense, cls_rows = x.is_contiguous(), 1
+    if cls is not None:
+        cls = _in_place(cls)
+        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
+    if y is not None:
+        y = y.contiguous()
+    launch(
+        _forward, (programs,), x, cls, y, keep, weight, bias, *outputs,
+        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
+        channels, has_y, keep is not None, has_cls, joined, dense, rows, block, num_warps=chosen["num_warps"],
     )  # fmt: skip
 
 
 def backward(
     grad: Tensor, grad_cls: Tensor | None, grad_sum: Tensor | None, grad_sum_cls: Tensor | None,
     x: Tensor, cls: Tensor | None, keep: Tensor | None, weight: Tensor, eps: float,
-    outputs: tuple[Tensor, Tensor, Tensor], joined: bool, has_y: bool,
-) -> Tensor:  # fmt: skip
-    """Fills the gradients of map, class token and y; returns those of weight and bias, (2, C) in float32."""
-    pictures, positions, channels = _shape(x)
-    width = triton.next_power_of_2(channels)
-    default = dict(elements=2048, num_warps=4, per_processor=4, stages=1)
-    launch = launch_parameters(
-        "layer_norm_backward", x.device, default, rows=pictures * positions, channels=channels, residual=has_y
+    outputs: tuple[Tensor | None, ...], joined: bool, has_y: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fills the gradients of map, class token and y; returns those of weight and bias."""
+    pictures, height, width, channels = x.shape
+    positions = height * width
+    has_cls = cls is not None
+    chosen = launch_parameters(
+        "layer_norm_backward", x.device, BACKWARD, rows=pictures * positions, channels=channels, residual=has_y
     )
-    rows = max(1, launch["elements"] // width)
-    most = launch["per_processor"] * processors(x.device)
-    map_programs = min(triton.cdiv(pictures * positions, rows), most)
-    programs = map_programs + (0 if cls is None else min(triton.cdiv(pictures, rows), most))
-    x, first = _in_place(x), cls if cls is None else _in_place(cls)
+    block = power_of_two(channels)
+    rows = max(1, chosen["elements"] // block)
+    most = chosen["per_processor"] * processors(x.device)
+    map_programs = min(cdiv(pictures * positions, rows), most)
+    programs = map_programs + min(cdiv(pictures, rows), most) if has_cls else map_programs
+    x = _in_place(x)
+    dense, cls_rows = x.is_contiguous(), 1
+    if cls is not None:
+        cls = _in_place(cls)
+        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
     grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
     partial = torch.empty(programs, 2, channels, device=x.device)
-    _backward[(programs,)](
-        *grads, x, first, keep, weight, *outputs, partial,
-        x.stride(0) // channels, 0 if first is None else first.stride(0) // channels,
-        pictures, positions, map_programs, eps,
-        channels, grad_sum is not None, has_y, keep is not None, cls is not None, joined, rows, width,
-        launch["stages"], num_warps=launch["num_warps"],
+    launch(
+        _backward, (programs,), *grads, x, cls, keep, weight, *outputs, partial,
+        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
+        channels, grad_sum is not None, has_y, keep is not None, has_cls, joined, dense, rows, block,
+        chosen["stages"], num_warps=chosen["num_warps"],
     )  # fmt: skip
-    return partial.sum(0)
+    return sum_lines(partial, weight)

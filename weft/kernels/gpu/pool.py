@@ -1,11 +1,14 @@
 """3x3 max-pooling: every value is read once or from the cache, its place in the window is kept in one byte."""
 
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 
 
 @triton.jit(do_not_specialize=["positions", "height", "width", "rows_out", "columns_out"])
@@ -84,27 +87,31 @@ def _backward(
         tl.store(grad_x + at[:, None] + channel[None, :], totals[i], mask=mask)
 
 
-def _launch_of(operation: str, x: Tensor, channels: int, stride: int) -> dict[str, int]:
-    default = dict(BLOCK=16, BLOCK_C=min(64, triton.next_power_of_2(channels)), num_warps=4)
-    return launch_parameters(operation, x.device, default, channels=channels, stride=stride)
+def _parameters(operation: str, x: Tensor, channels: int, stride: int) -> tuple[int, int, int]:
+    default = dict(BLOCK=16, BLOCK_C=min(64, power_of_two(channels)), num_warps=4)
+    found = launch_parameters(operation, x.device, default, channels=channels, stride=stride)
+    return found["BLOCK"], found["BLOCK_C"], found["num_warps"]
 
 
 def forward(x: Tensor, y: Tensor, place: Tensor | None, stride: int) -> None:
-    _, rows_out, columns_out, channels = y.shape
-    positions = y.numel() // channels
-    launch = _launch_of("max_pool", x, channels, stride)
-    grid = (triton.cdiv(positions, launch["BLOCK"]), triton.cdiv(channels, launch["BLOCK_C"]))
-    _forward[grid](
-        x, y, y if place is None else place, positions, x.shape[1], x.shape[2], channels, rows_out, columns_out,
-        stride, place is not None, **launch,
+    batch, rows_out, columns_out, channels = y.shape
+    positions = batch * rows_out * columns_out
+    block, block_c, warps = _parameters("max_pool", x, channels, stride)
+    launch(
+        _forward, (cdiv(positions, block), cdiv(channels, block_c)), x, y, y if place is None else place,
+        positions, x.shape[1], x.shape[2], channels, rows_out, columns_out,
+        stride, place is not None, block, block_c, num_warps=warps,
     )  # fmt: skip
 
 
 def backward(grad: Tensor, place: Tensor, height: int, width: int, stride: int) -> Tensor:
     batch, rows_out, columns_out, channels = grad.shape
     grad_x = torch.empty(batch, height, width, channels, dtype=grad.dtype, device=grad.device)
-    blocks = batch * triton.cdiv(height, stride) * triton.cdiv(width, stride)
-    launch = _launch_of("max_pool_backward", grad, channels, stride)
-    grid = (triton.cdiv(blocks, launch["BLOCK"]), triton.cdiv(channels, launch["BLOCK_C"]))
-    _backward[grid](grad, place, grad_x, blocks, height, width, channels, rows_out, columns_out, stride, **launch)
+    blocks = batch * cdiv(height, stride) * cdiv(width, stride)
+    block, block_c, warps = _parameters("max_pool_backward", grad, channels, stride)
+    launch(
+        _backward, (cdiv(blocks, block), cdiv(channels, block_c)), grad, place, grad_x,
+        blocks, height, width, channels, rows_out, columns_out,
+        stride, block, block_c, num_warps=warps,
+    )  # fmt: skip
     return grad_x

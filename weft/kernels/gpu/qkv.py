@@ -12,17 +12,16 @@ from torch import Tensor
 
 from weft.kernels.gpu.depthwise import (
     SIZES,
+    add_row,
     add_shares,
     correlate,
-    even,
     in_place,
     input_grad,
-    launch,
     load_filter,
     load_row,
-    programs,
     store_sums,
     tile,
+    tiles,
     weight_grad,
     zeros,
 )
@@ -30,22 +29,23 @@ from weft.kernels.gpu.depthwise import (
 
 @triton.jit
 def store_row(
-    y, window, taps, offset, row, col, H, W, channel,
-    C: tl.constexpr, K: tl.constexpr, TOP: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, EVEN: tl.constexpr,
+    y, window, taps, offset, row, col, H, W, channel, C: tl.constexpr, K: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, STEP: tl.constexpr, COLS: tl.constexpr, N: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """N outputs from column `col` on of a row of an (H, W, C) picture; they lie STEP columns of the window apart."""
+    """COLS outputs from column `col` on of a row of an (H, W, C) picture; they lie STEP columns of the window apart."""
     at = (row * W + col).to(tl.int64) * C + channel
-    for c in tl.static_range(N):
+    for c in tl.static_range(COLS):
         limit = C if EVEN else tl.where((row < H) & (col + c < W), C, 0)
-        tl.store(y + at + c * C, correlate(window, taps, offset, TOP, c * STEP, K), mask=channel < limit)
+        value = correlate(window, taps, offset, TOP, LEFT + c * STEP, N, K)
+        tl.store(y + at + c * C, value, mask=channel < limit)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _forward(
     x, cls, weight_q, weight_k, weight_v, bias_q, bias_k, bias_v, scale_q, scale_k, scale_v, shift_q, shift_k, shift_v,
     q, k, v, H, W, out_H, out_W, x_batch, cls_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr,
-    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
     x += picture * x_batch
@@ -67,39 +67,40 @@ def _forward(
     taps_v, offset_v = load_filter(weight_v, bias_v, scale_v, shift_v, channel, C, K)
 
     PAD: tl.constexpr = K // 2
-    N: tl.constexpr = COLS * STRIDE + K - 1
-    LAST: tl.constexpr = PAD + COLS * STRIDE if EVEN else 0
-    left = col * STRIDE - PAD
+    BEFORE: tl.constexpr = 0 if WIDE else PAD  # columns in front of the tile
+    COLS_Q: tl.constexpr = COLS * STRIDE
+    N: tl.constexpr = COLS_Q if WIDE else COLS_Q + K - 1
+    LAST: tl.constexpr = BEFORE + COLS_Q if EVEN else 0
+    LEFT: tl.constexpr = BEFORE - PAD
+    left = col * STRIDE - BEFORE
     window = ()
     for i in tl.static_range(K - 1):
-        window = window + (load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST),)
-    for step in range(tl.minimum(ROWS, out_H - first)):
-        row = first + step
-        for i in tl.static_range(K - 1, K - 1 + STRIDE):
-            window = window + (load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, PAD, LAST),)
-        for top in tl.static_range(STRIDE):
+        window = window + (load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST),)
+    for start in range(0, ROWS, UNROLL):
+        for step in tl.static_range(UNROLL):
+            row = first + start + step
+            for i in tl.static_range(K - 1, K - 1 + STRIDE):
+                window = window + (load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST),)
+            for top in tl.static_range(STRIDE):
+                store_row(
+                    q, window, taps_q, offset_q, row * STRIDE + top, col * STRIDE, H, W, channel, C, K,
+                    top, LEFT, 1, COLS_Q, N, EVEN,
+                )  # fmt: skip
             store_row(
-                q, window, taps_q, offset_q, row * STRIDE + top, col * STRIDE, H, W, channel,
-                C, K, top, 1, COLS * STRIDE, EVEN,
-            )  # fmt: skip
-        store_row(k, window, taps_k, offset_k, row, col, out_H, out_W, channel, C, K, 0, STRIDE, COLS, EVEN)
-        store_row(v, window, taps_v, offset_v, row, col, out_H, out_W, channel, C, K, 0, STRIDE, COLS, EVEN)
-        window = window[STRIDE:]
-
-
-@triton.jit
-def add_row(total, values, FIRST: tl.constexpr, N: tl.constexpr):
-    for c in tl.static_range(N):
-        total += values[FIRST + c]
-    return total
+                k, window, taps_k, offset_k, row, col, out_H, out_W, channel, C, K, 0, LEFT, STRIDE, COLS, N, EVEN
+            )
+            store_row(
+                v, window, taps_v, offset_v, row, col, out_H, out_W, channel, C, K, 0, LEFT, STRIDE, COLS, N, EVEN
+            )
+            window = window[STRIDE:]
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _backward(
     grad_q, grad_k, grad_v, x, weight_q, weight_k, weight_v, grad_x, grad_cls, partials,
     H, W, out_H, out_W, q_batch, k_batch, v_batch, x_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr,
-    EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x and the class token, and the program's share of the filters': (programs, 3, K*K + BIAS, C)."""
     channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
@@ -123,48 +124,55 @@ def _backward(
     sums_q, sums_k, sums_v = zeros(channel, K * K), zeros(channel, K * K), zeros(channel, K * K)
     bias_q, bias_k, bias_v = zeros(channel, 3)
 
-    PAD: tl.constexpr = K // 2  # rows and columns around the tile, of the queries' gradient
-    NQ: tl.constexpr = COLS * STRIDE + K - 1
-    LAST_Q: tl.constexpr = PAD + COLS * STRIDE if EVEN else 0
-    BEFORE: tl.constexpr = K // 2 // STRIDE  # and of the keys' and values'
-    BEHIND: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
-    N: tl.constexpr = BEFORE + COLS + BEHIND
+    COLS_Q: tl.constexpr = COLS * STRIDE
+    PAD: tl.constexpr = K // 2  # rows around the tile, of the queries' gradient
+    BEFORE_Q: tl.constexpr = 0 if WIDE else PAD  # columns in front of it
+    NQ: tl.constexpr = COLS_Q if WIDE else COLS_Q + K - 1
+    LAST_Q: tl.constexpr = BEFORE_Q + COLS_Q if EVEN else 0
+    ABOVE: tl.constexpr = K // 2 // STRIDE  # the same of the keys' and values'
+    BELOW: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
+    BEFORE: tl.constexpr = 0 if WIDE else ABOVE
+    N: tl.constexpr = COLS if WIDE else ABOVE + COLS + BELOW
     LAST: tl.constexpr = BEFORE + COLS if EVEN else 0
-    LAST_X: tl.constexpr = COLS * STRIDE if EVEN else 0
-    left_q = col * STRIDE - PAD
+    LAST_X: tl.constexpr = COLS_Q if EVEN else 0
+    left_q = col * STRIDE - BEFORE_Q
     left = col - BEFORE
     window_q, window_k, window_v = (), (), ()
     for i in tl.static_range(K - 1):
-        window_q = window_q + (load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, PAD, LAST_Q),)
-    for i in tl.static_range(BEFORE + BEHIND):
-        window_k = window_k + (load_row(grad_k, first - BEFORE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
-        window_v = window_v + (load_row(grad_v, first - BEFORE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
-    for step in range(tl.minimum(ROWS, out_H - first)):
-        row = first + step
-        for i in tl.static_range(K - 1, K - 1 + STRIDE):
-            window_q = window_q + (load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, PAD, LAST_Q),)
-        window_k = window_k + (load_row(grad_k, row + BEHIND, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
-        window_v = window_v + (load_row(grad_v, row + BEHIND, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
-        for top in tl.static_range(STRIDE):
-            at = ((row * STRIDE + top) * W + col * STRIDE).to(tl.int64) * C + channel
-            values = load_row(x, row * STRIDE + top, col * STRIDE, H, W, channel, C, COLS * STRIDE, 0, LAST_X)
-            for c in tl.static_range(COLS * STRIDE):
-                total = input_grad(none, window_q, taps_q, top, c, K, 1)
-                total = input_grad(total, window_k, taps_k, top, c, K, STRIDE)
-                total = input_grad(total, window_v, taps_v, top, c, K, STRIDE)
-                limit = C if EVEN else tl.where((row * STRIDE + top < H) & (col * STRIDE + c < W), C, 0)
-                tl.store(grad_x + at + c * C, total, mask=channel < limit)
-                sums_q = weight_grad(sums_q, values[c], window_q, top, c, K, 1)
-                sums_k = weight_grad(sums_k, values[c], window_k, top, c, K, STRIDE)
-                sums_v = weight_grad(sums_v, values[c], window_v, top, c, K, STRIDE)
+        values = load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+        window_q = window_q + (values,)
+    for i in tl.static_range(ABOVE + BELOW):
+        window_k = window_k + (load_row(grad_k, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
+        window_v = window_v + (load_row(grad_v, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
+    for start in range(0, ROWS, UNROLL):
+        for step in tl.static_range(UNROLL):
+            row = first + start + step
+            for i in tl.static_range(K - 1, K - 1 + STRIDE):
+                values = load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+                window_q = window_q + (values,)
+            window_k = window_k + (load_row(grad_k, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
+            window_v = window_v + (load_row(grad_v, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
+            for top in tl.static_range(STRIDE):
+                row_x = row * STRIDE + top
+                values = load_row(x, row_x, col * STRIDE, H, W, channel, C, COLS_Q, 0, LAST_X)
+                at = (row_x * W + col * STRIDE).to(tl.int64) * C + channel
+                for c in tl.static_range(COLS_Q):
+                    total = input_grad(none, window_q, taps_q, top, c, BEFORE_Q, NQ, K, 1)
+                    total = input_grad(total, window_k, taps_k, top, c, BEFORE, N, K, STRIDE)
+                    total = input_grad(total, window_v, taps_v, top, c, BEFORE, N, K, STRIDE)
+                    limit = C if EVEN else tl.where((row_x < H) & (col * STRIDE + c < W), C, 0)
+                    tl.store(grad_x + at + c * C, total, mask=channel < limit)
+                    sums_q = weight_grad(sums_q, values[c], window_q, top, c, BEFORE_Q, NQ, K, 1)
+                    sums_k = weight_grad(sums_k, values[c], window_k, top, c, BEFORE, N, K, STRIDE)
+                    sums_v = weight_grad(sums_v, values[c], window_v, top, c, BEFORE, N, K, STRIDE)
+                if BIAS:
+                    bias_q = add_row(bias_q, window_q[PAD + top], BEFORE_Q, COLS_Q)
             if BIAS:
-                bias_q = add_row(bias_q, window_q[PAD + top], PAD, COLS * STRIDE)
-        if BIAS:
-            bias_k = add_row(bias_k, window_k[BEFORE], BEFORE, COLS)
-            bias_v = add_row(bias_v, window_v[BEFORE], BEFORE, COLS)
-        window_q = window_q[STRIDE:]
-        window_k = window_k[1:]
-        window_v = window_v[1:]
+                bias_k = add_row(bias_k, window_k[ABOVE], BEFORE, COLS)
+                bias_v = add_row(bias_v, window_v[ABOVE], BEFORE, COLS)
+            window_q = window_q[STRIDE:]
+            window_k = window_k[1:]
+            window_v = window_v[1:]
 
     if BIAS:
         sums_q, sums_k, sums_v = sums_q + (bias_q,), sums_k + (bias_k,), sums_v + (bias_v,)
@@ -192,14 +200,11 @@ def forward(
     q = torch.empty(batch, first + height * width, channels, dtype=x.dtype, device=x.device)
     k = torch.empty(batch, first + rows * cols, channels, dtype=x.dtype, device=x.device)
     v = torch.empty_like(k)
-    at = launch("qkv_depthwise", x, kernel, stride)
-    blocks = triton.cdiv(channels, at["block_c"])
+    cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride)
     if q.numel():
-        _forward[(blocks * programs(batch, rows, cols, at),)](
+        _forward[(count * blocks,)](
             x, cls, *weights, *affine, q, k, v, height, width, rows, cols, x.stride(0),
-            0 if cls is None else cls.stride(0), channels, kernel, stride,
-            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
-            num_warps=at["num_warps"],
+            0 if cls is None else cls.stride(0), channels, kernel, stride, *cut, num_warps=warps,
         )  # fmt: skip
     return q, k, v
 
@@ -214,15 +219,13 @@ def backward(
     grad_q, grad_k, grad_v = (tokens_in_place(grad) for grad in grads)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_cls = x.new_empty(batch, 1, channels) if has_cls else None
-    at = launch("qkv_depthwise_backward", x, kernel, stride)
-    blocks, shares = triton.cdiv(channels, at["block_c"]), programs(batch, rows, cols, at)
+    cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride)
     has_bias = bias is not None
     partials = x.new_empty(shares, 3, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
-        _backward[(blocks * shares,)](
+        _backward[(shares * blocks,)](
             grad_q, grad_k, grad_v, x, *weights, grad_x, grad_cls, partials, height, width, rows, cols,
-            grad_q.stride(0), grad_k.stride(0), grad_v.stride(0), x.stride(0), channels, kernel, stride, has_bias,
-            even(x, rows, cols, stride, at), at["rows"], at["cols"], at["block_c"],
-            num_warps=at["num_warps"],
+            grad_q.stride(0), grad_k.stride(0), grad_v.stride(0), x.stride(0),
+            channels, kernel, stride, has_bias, *cut, num_warps=warps,
         )  # fmt: skip
     return grad_x, x.new_empty(0) if grad_cls is None else grad_cls, *add_shares(partials, weights[0], bias)

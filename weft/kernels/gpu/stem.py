@@ -7,9 +7,12 @@ them, and zeros elsewhere. For 7x7 at stride 2 on three channels two outputs see
 front of them start at a multiple of four, so that everything is loaded by eight bytes, and four times less of it.
 """
 
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 
 import torch
 import triton
@@ -19,10 +22,11 @@ from torch import Tensor
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate
 from weft.kernels.gpu.dot import dot
-from weft.kernels.stem import output_size
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+from weft.kernels.gpu.processors import processors
 
 TILES = ((128, 128, 2), (64, 128, 2), (64, 64, 2), (64, 64, 1), (32, 32, 1))  # BLOCK_M, BLOCK_N, num_stages
-FOLDED = 64  # weights whose gradients one program sums
+FOLDED, SHARES = 128, 16  # weights whose gradients a program sums, and how many parts of each at a time
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def plan(kernel: int, stride: int, padding: int, dilation: int, channels: int, r
             if row % vector or group * stride * channels % vector:
                 continue
             lead = -padding * channels % vector
-            span = 16 if lead + seen <= 16 else triton.cdiv(lead + seen, 32) * 32
+            span = 16 if lead + seen <= 16 else cdiv(lead + seen, 32) * 32
             rank = (span, -group, -vector)
             if best is None or rank < best[0]:
                 best = rank, Plan(group, lead, span, vector)
@@ -60,7 +64,7 @@ def _divide(n, divisor):
 
 
 @triton.jit
-def _tile(tile, groups, rows_out, groups_per_row, BLOCK_M: tl.constexpr):
+def _tile(tile, rows_out, groups_per_row, BLOCK_M: tl.constexpr):
     """Of the groups in a tile: picture, row and place in the row, the first line of outputs and lines from there on."""
     line = tile * BLOCK_M // groups_per_row
     place = tile * BLOCK_M % groups_per_row + tl.arange(0, BLOCK_M)
@@ -110,7 +114,7 @@ def _spread(
     value = k % SPAN - LEAD - (n // OUT) * (STRIDE * CHANNELS)  # as seen by this output of the group
     pixel = value // CHANNELS
     x = pixel // DILATION
-    seen = (value >= 0) & (pixel % DILATION == 0) & (x < KERNEL) & (y < KERNEL) & (n < GROUP * OUT)
+    seen = (value >= 0) & (pixel % DILATION == 0) & (x < KERNEL) & (n < GROUP * OUT)
     at = (n % OUT) * out_stride + (value % CHANNELS) * in_stride + y * y_stride + x * x_stride
     tl.store(matrix + k * COLUMNS + n, tl.load(weight + at, mask=seen, other=0.0))
 
@@ -118,31 +122,35 @@ def _spread(
 @triton.jit
 def _forward(
     x, matrix, bias, out, groups, height, row, rows_out, columns_out, groups_per_row, out_channels,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
-    CHANNELS: tl.constexpr, OUT: tl.constexpr,
-    GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr, VECTOR: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
+    GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr,
+    PADDING: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
+    """Each program keeps its columns of the right matrix, and goes through its share of the groups."""
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     member, channel = n // OUT, n % OUT
     column = member * out_channels + channel
+    if HAS_BIAS:
+        shift = tl.load(bias + channel).to(tl.float32)
     rights = ()
     for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         rights = rights + (tl.load(matrix + k[:, None] * COLUMNS + n[None, :]),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
         exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
-        picture, row_out, place, line, lines = _tile(tile, groups, rows_out, groups_per_row, BLOCK_M)
+        picture, row_out, place, line, lines = _tile(tile, rows_out, groups_per_row, BLOCK_M)
         top, left, start = _corners(
             picture, row_out, place, exists, height, row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
         )
-        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        lefts = ()  # all are asked for before the first is needed
         for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
-            patches = _patches(x, top, left, start, height, row, first, DILATION, SPAN, VECTOR, BLOCK_K)
-            total = dot(patches, rights[first // BLOCK_K], total)
+            lefts = lefts + (_patches(x, top, left, start, height, row, first, DILATION, SPAN, VECTOR, BLOCK_K),)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for i in tl.static_range(KERNEL * SPAN // BLOCK_K):
+            total = dot(lefts[i], rights[i], total)
         if HAS_BIAS:
-            total += tl.load(bias + channel).to(tl.float32)[None, :]
+            total += shift[None, :]
         inside = exists[:, None] & (n < GROUP * OUT)[None, :]
         inside = inside & ((place * GROUP)[:, None] + member[None, :] < columns_out)
         position = (lines * columns_out + place * GROUP) * out_channels
@@ -153,11 +161,10 @@ def _forward(
 @triton.jit
 def _weight_gradient(
     x, grad, partial, partial_bias, groups, height, row, rows_out, columns_out, groups_per_row, out_channels,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
-    CHANNELS: tl.constexpr, OUT: tl.constexpr,
-    GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr, VECTOR: tl.constexpr,
-    HAS_BIAS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
+    GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr,
+    PADDING: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the right matrix, transposed, from the share of the groups that this program has."""
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -169,7 +176,7 @@ def _weight_gradient(
     bias = tl.zeros((BLOCK_N,), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
         exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
-        picture, row_out, place, line, lines = _tile(tile, groups, rows_out, groups_per_row, BLOCK_M)
+        picture, row_out, place, line, lines = _tile(tile, rows_out, groups_per_row, BLOCK_M)
         top, left, start = _corners(
             picture, row_out, place, exists, height, row, STRIDE, PADDING, CHANNELS, GROUP, LEAD, VECTOR
         )
@@ -183,8 +190,7 @@ def _weight_gradient(
         updated = ()
         for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
             patches = _patches(x, top, left, start, height, row, first, DILATION, SPAN, VECTOR, BLOCK_K)
-            total = dot(tl.trans(upstream), patches, totals[first // BLOCK_K])
-            updated = updated + (total,)
+            updated = updated + (dot(tl.trans(upstream), patches, totals[first // BLOCK_K]),)
         totals = updated
     share = tl.program_id(0).to(tl.int64) * COLUMNS
     for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
@@ -197,141 +203,151 @@ def _weight_gradient(
 
 @triton.jit
 def _fold(
-    partial, weight, shares, SIZE: tl.constexpr,
+    partial, partial_bias, weight, bias, shares,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
     GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Sums over shares, and over the outputs of a group, what belongs to the same weight."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in a (OUT, CHANNELS, KERNEL, KERNEL) weight
-    x, y = i % KERNEL, i // KERNEL % KERNEL
-    channel, out = i // (KERNEL * KERNEL) % CHANNELS, i // (KERNEL * KERNEL * CHANNELS)
+    """Sums over shares, and over the outputs of a group, what belongs to the same weight; the last programs: bias."""
+    SIZE: tl.constexpr = OUT * CHANNELS * KERNEL * KERNEL
+    of_bias = tl.program_id(0) - tl.cdiv(SIZE, BLOCK)
     total = tl.zeros((BLOCK_SHARES, BLOCK), tl.float32)
-    for first in range(0, shares, BLOCK_SHARES):
-        share = first + tl.arange(0, BLOCK_SHARES)
-        inside = (share < shares)[:, None] & (i < SIZE)[None, :]
-        for member in tl.static_range(GROUP):
-            k = y * SPAN + LEAD + (member * STRIDE + x * DILATION) * CHANNELS + channel
-            at = (member * OUT + out) * (KERNEL * SPAN) + k
-            begin = partial + share.to(tl.int64)[:, None] * (COLUMNS * KERNEL * SPAN)
-            total += tl.load(begin + at[None, :], mask=inside, other=0.0)
-    tl.store(weight + i, tl.sum(total, axis=0), mask=i < SIZE)
+    if of_bias < 0:
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # in a (OUT, CHANNELS, KERNEL, KERNEL) weight
+        x, y = i % KERNEL, i // KERNEL % KERNEL
+        channel, out = i // (KERNEL * KERNEL) % CHANNELS, i // (KERNEL * KERNEL * CHANNELS)
+        for first in range(0, shares, BLOCK_SHARES):
+            share = first + tl.arange(0, BLOCK_SHARES)
+            inside = (share < shares)[:, None] & (i < SIZE)[None, :]
+            for member in tl.static_range(GROUP):
+                k = y * SPAN + LEAD + (member * STRIDE + x * DILATION) * CHANNELS + channel
+                at = share.to(tl.int64)[:, None] * COLUMNS + (member * OUT + out)[None, :]
+                total += tl.load(partial + at * (KERNEL * SPAN) + k[None, :], mask=inside, other=0.0)
+        tl.store(weight + i, tl.sum(total, axis=0), mask=i < SIZE)
+    else:
+        i = of_bias * BLOCK + tl.arange(0, BLOCK)
+        for first in range(0, shares, BLOCK_SHARES):
+            share = first + tl.arange(0, BLOCK_SHARES)
+            inside = (share < shares)[:, None] & (i < OUT)[None, :]
+            for member in tl.static_range(GROUP):
+                at = share[:, None] * COLUMNS + (member * OUT + i)[None, :]
+                total += tl.load(partial_bias + at, mask=inside, other=0.0)
+        tl.store(bias + i, tl.sum(total, axis=0), mask=i < OUT)
 
 
 @cache
-def _limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory that a program may have."""
-    if device.type != "cuda":
-        return 3, 1 << 20
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, found.shared_memory_per_block_optin
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program may have."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 1 << 20
 
 
 @dataclass(frozen=True)
 class Setting:
     """One convolution at one size: what its kernels are compiled for, and what they are told."""
 
-    geometry: dict[str, int]  # compile-time numbers of all kernels
-    edges: dict[str, int]  # and of those that read the picture
-    sizes: tuple[int, ...]  # height to groups_per_row
+    geometry: tuple[int, ...]  # compile-time numbers of all kernels, KERNEL to SPAN
+    edges: tuple[int, ...]  # and of those that read the picture, PADDING to BLOCK_K
+    sizes: tuple[int, ...]  # groups to groups_per_row
     depth: int  # columns of the left matrix
     columns: int  # of the right matrix
 
 
 @cache
 def _setting(
-    height: int,
-    width: int,
-    channels: int,
-    out: int,
-    kernel: int,
-    stride: int,
-    padding: int,
-    dilation: int,
-    aligned: bool,
+    x_shape: torch.Size, out_shape: torch.Size, kernel: int, stride: int, padding: int, dilation: int, aligned: bool
 ) -> Setting:
+    batch, height, width, channels = x_shape
+    _, rows_out, columns_out, out = out_shape
     row = width * channels
     found = plan(kernel, stride, padding, dilation, channels, row if aligned else 1)
-    rows_out, columns_out = output_size(height, width, kernel, stride, padding, dilation)
-    geometry = dict(
-        KERNEL=kernel, STRIDE=stride, DILATION=dilation, CHANNELS=channels, OUT=out,
-        GROUP=found.group, LEAD=found.lead, SPAN=found.span,
-    )  # fmt: skip
-    edges = dict(PADDING=padding, VECTOR=found.vector, BLOCK_K=found.span if found.span in (16, 64) else 32)
-    sizes = (height, row, rows_out, columns_out, triton.cdiv(columns_out, found.group))
-    return Setting(geometry, edges, sizes, kernel * found.span, found.group * out)
+    groups_per_row = cdiv(columns_out, found.group)
+    return Setting(
+        (kernel, stride, dilation, channels, out, found.group, found.lead, found.span),
+        (padding, found.vector, found.span if found.span in (16, 64) else 32),
+        (batch * rows_out * groups_per_row, height, row, rows_out, columns_out, groups_per_row),
+        kernel * found.span,
+        found.group * out,
+    )
 
 
-def _setting_of(x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Setting:
-    _, height, width, channels = x.shape
-    out, kernel = weight.shape[0], weight.shape[2]
-    return _setting(height, width, channels, out, kernel, stride, padding, dilation, x.data_ptr() % 16 == 0)
-
-
-def _launch_of(operation: str, x: Tensor, setting: Setting, need: Callable[[int, int, int], int]) -> dict[str, int]:
+def _parameters(operation: str, x: Tensor, setting: Setting, need: Callable[[int, int, int], int]) -> dict[str, int]:
     """Launch parameters: those measured, or the largest tiles whose `need` of shared memory this GPU has."""
-    limit = _limits(x.device)[1]
+    limit = _shared_memory(x.device)
     tiles = next((tile for tile in TILES if need(*tile) <= limit), TILES[-1])
-    width = max(16, min(tiles[1], triton.next_power_of_2(setting.columns)))
-    default = dict(BLOCK_M=tiles[0], BLOCK_N=width, num_warps=8, num_stages=tiles[2], programs=1)
-    shape = {name.lower(): setting.geometry[name] for name in ("KERNEL", "STRIDE", "DILATION", "CHANNELS", "OUT")}
-    found = launch_parameters(operation, x.device, default, dtype=str(x.dtype), **shape)
-    return found if need(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) <= limit else default
+    default = dict(BLOCK_M=tiles[0], BLOCK_N=tiles[1], num_warps=8, num_stages=tiles[2], programs=1)
+    kernel, stride, dilation, channels, out = setting.geometry[:5]
+    found = launch_parameters(
+        operation, x.device, default,
+        kernel=kernel, stride=stride, dilation=dilation, channels=channels, out=out, dtype=str(x.dtype),
+    )  # fmt: skip
+    found = found if need(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) <= limit else default
+    found["BLOCK_N"] = max(16, min(found["BLOCK_N"], power_of_two(setting.columns)))
+    return found
 
 
-def _grid(x: Tensor, setting: Setting, launch: dict[str, int]) -> tuple[int, tuple[int, int]]:
-    """Groups of outputs; and programs, each of which has a share of them, for each block of columns."""
-    groups = x.shape[0] * setting.sizes[2] * setting.sizes[4]
-    programs = launch.pop("programs") * _limits(x.device)[0]
-    shares = min(programs, triton.cdiv(groups, launch["BLOCK_M"]))
-    return groups, (shares, triton.cdiv(setting.columns, launch["BLOCK_N"]))
+def _grid(x: Tensor, setting: Setting, found: dict[str, int]) -> tuple[int, int]:
+    """Programs, each of which has a share of the groups, for each block of columns."""
+    shares = min(found["programs"] * processors(x.device), cdiv(setting.sizes[0], found["BLOCK_M"]))
+    return shares, cdiv(setting.columns, found["BLOCK_N"])
+
+
+def _thinned(x: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tensor, int, int, int]:
+    """If stride and dilation skip rows and columns of the picture, the same convolution of what they do not skip."""
+    step = gcd(stride, dilation)
+    first = -padding % step
+    x = x.contiguous() if step == 1 else x[:, first::step, first::step].contiguous()
+    return x, stride // step, (padding + first) // step, dilation // step
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, stride: int, padding: int, dilation: int, act: str
 ) -> None:
     """Writes into `out`, (B, h, w, C_out), which may be a slice of the channels of a wider map."""
-    setting = _setting_of(x, weight, stride, padding, dilation)
+    x, stride, padding, dilation = _thinned(x, stride, padding, dilation)
+    setting = _setting(x.shape, out.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
     depth, size = setting.depth, x.element_size()
 
     def need(m: int, n: int, stages: int) -> int:
         return size * (depth * n + m * n + m * (stages * depth if stages > 1 else 64))
 
-    launch = _launch_of("stem", x, setting, need)
-    groups, grid = _grid(x, setting, launch)
-    matrix = torch.empty(depth, grid[1] * launch["BLOCK_N"], dtype=x.dtype, device=x.device)
-    compiled = dict(**setting.geometry, COLUMNS=matrix.shape[1])
-    _spread[(depth // 16, grid[1])](weight, matrix, *weight.stride(), **compiled, BLOCK=launch["BLOCK_N"])
-    _forward[grid](
-        x, matrix, matrix if bias is None else bias, out, groups, *setting.sizes, out.stride(2),
-        **compiled, **setting.edges, HAS_BIAS=bias is not None, KIND=KINDS[act], **launch,
+    found = _parameters("stem", x, setting, need)
+    grid, width = _grid(x, setting, found), found["BLOCK_N"]
+    columns = grid[1] * width
+    matrix = torch.empty(depth, columns, dtype=x.dtype, device=x.device)
+    launch(_spread, (depth // 16, grid[1]), weight, matrix, *weight.stride(), *setting.geometry, columns, width)
+    launch(
+        _forward, grid, x, matrix, matrix if bias is None else bias, out, *setting.sizes, out.stride(2),
+        *setting.geometry, *setting.edges, found["BLOCK_M"], width, columns, bias is not None, KINDS[act],
+        num_warps=found["num_warps"], num_stages=found["num_stages"],
     )  # fmt: skip
 
 
 def weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int, has_bias: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of `weight` and bias; `grad` may be a slice of the channels of a wider map."""
-    setting = _setting_of(x, weight, stride, padding, dilation)
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of weight and bias, empty if None; `grad` may be a slice of the channels of a wider map."""
+    x, stride, padding, dilation = _thinned(x, stride, padding, dilation)
+    setting = _setting(x.shape, grad.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
     size = x.element_size()
 
     def need(m: int, n: int, stages: int) -> int:
         return size * m * (stages * (n + setting.depth) if stages > 1 else n + 64)
 
-    launch = _launch_of("stem_gradient", x, setting, need)
-    groups, grid = _grid(x, setting, launch)
-    shares, width = grid[0], grid[1] * launch["BLOCK_N"]
-    partial = torch.empty(shares, width, setting.depth, dtype=torch.float32, device=x.device)
-    partial_bias = torch.empty(shares, width, dtype=torch.float32, device=x.device) if has_bias else partial
-    compiled = dict(**setting.geometry, COLUMNS=width)
-    _weight_gradient[grid](
-        x, grad, partial, partial_bias, groups, *setting.sizes, grad.stride(2),
-        **compiled, **setting.edges, HAS_BIAS=has_bias, **launch,
+    found = _parameters("stem_gradient", x, setting, need)
+    grid = _grid(x, setting, found)
+    columns, has_bias = grid[1] * found["BLOCK_N"], bias is not None
+    partial = torch.empty(grid[0], columns, setting.depth, dtype=torch.float32, device=x.device)
+    partial_bias = torch.empty(grid[0], columns, dtype=torch.float32, device=x.device) if has_bias else partial
+    launch(
+        _weight_gradient, grid, x, grad, partial, partial_bias, *setting.sizes, grad.stride(2),
+        *setting.geometry, *setting.edges, found["BLOCK_M"], found["BLOCK_N"], columns, has_bias,
+        num_warps=found["num_warps"], num_stages=found["num_stages"],
     )  # fmt: skip
     result = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    _fold[(triton.cdiv(result.numel(), FOLDED),)](
-        partial, result, shares, result.numel(), **compiled, BLOCK=FOLDED, BLOCK_SHARES=16
-    )
-    if not has_bias:
-        return result, None
-    return result, partial_bias[:, : setting.columns].reshape(-1, weight.shape[0]).sum(0)
+    result_bias = torch.empty_like(bias) if bias is not None else result.new_empty(0)
+    programs = cdiv(result.numel(), FOLDED) + (cdiv(weight.shape[0], FOLDED) if has_bias else 0)
+    launch(
+        _fold, (programs,), partial, partial_bias, result, result_bias, grid[0],
+        *setting.geometry, columns, FOLDED, SHARES,
+    )  # fmt: skip
+    return result, result_bias

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.switch import interpreted
 
 DEFAULT = dict(BLOCK=64, num_warps=4)
@@ -99,14 +100,17 @@ def _shares(values, keys, shift, known, scale, TYPE: tl.constexpr):
 def _spread(
     x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
     k_batch, k_head, k_token, bias_batch, bias_head, bias_token, v_batch, v_head, v_token, scale,
-    D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_KEEP: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+    TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
     token, column, feature = tl.arange(0, L), tl.arange(0, D), tl.arange(0, E)
     keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, column)
     entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, feature)
-    shift = bias + batch * bias_batch + head * bias_head + token * bias_token
-    shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
+    shift = tl.zeros((L,), tl.float32)
+    if HAS_BIAS:
+        shift = bias + batch * bias_batch + head * bias_head + token * bias_token
+        shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values = _tile(x + (batch * pixels * heads + head) * D, pixel, pixels, heads * D, column)
     mean = _product(_shares(values, keys, shift, token < tokens, scale, TYPE), entries, TYPE)
@@ -121,14 +125,17 @@ def _spread(
 def _spread_backward(
     grad, x, k, bias, v, keep, grad_x, grad_k, grad_bias, grad_v, heads, pixels, tokens,
     k_batch, k_head, k_token, bias_batch, bias_head, bias_token, v_batch, v_head, v_token, scale,
-    D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_KEEP: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+    TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     token, column, feature = tl.arange(0, L), tl.arange(0, D), tl.arange(0, E)
     keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, column)
     entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, feature)
-    shift = bias + batch * bias_batch + head * bias_head + token * bias_token
-    shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
+    shift = tl.zeros((L,), tl.float32)
+    if HAS_BIAS:
+        shift = bias + batch * bias_batch + head * bias_head + token * bias_token
+        shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
     factor = 1.0
     if HAS_KEEP:
         factor = tl.load(keep + batch).to(tl.float32)
@@ -151,11 +158,25 @@ def _spread_backward(
     at = tl.program_id(0).to(tl.int64) * tokens + token
     tl.store(grad_k + at[:, None] * D + column[None, :], key_grad, mask=inside[:, None])
     tl.store(grad_v + at[:, None] * E + feature[None, :], entry_grad, mask=inside[:, None])
-    tl.store(grad_bias + at, shift_grad, mask=inside)
+    if HAS_BIAS:
+        tl.store(grad_bias + at, shift_grad, mask=inside)
 
 
 def _inner(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _strides(bias: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if bias is None else bias.stride()
+
+
+def _like(bias: Tensor | None, x: Tensor) -> Tensor:
+    return x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+
+
+def _rows(tokens: int) -> int:
+    """Rows of a tile for so many tokens: a power of two and at least what a matrix unit takes."""
+    return max(power_of_two(tokens), 16)
 
 
 def _type(x: Tensor) -> tl.dtype:
@@ -166,13 +187,14 @@ def gather(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     q = _inner(q)
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     out, total = x.new_empty(batch, tokens, heads * width), x.new_empty(batch, heads, tokens, dtype=torch.float32)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "pixels_to_tokens", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
     )
     if x.numel():
-        _gather[(batch * heads,)](
+        launch(
+            _gather, (batch * heads,),
             q, x, out, total, heads, pixels, tokens, *q.stride()[:3], scale,
-            D=width, L=max(triton.next_power_of_2(tokens), 16), TYPE=_type(x), **launch,
+            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return out, total
 
@@ -183,51 +205,54 @@ def gather_backward(
     q = _inner(q)
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     grad_q, grad_x = q.new_empty(q.shape), torch.empty_like(x)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "pixels_to_tokens_backward", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
     )
     if x.numel():
-        _gather_backward[(batch * heads,)](
+        launch(
+            _gather_backward, (batch * heads,),
             grad, q, x, out, total, grad_q, grad_x, heads, pixels, tokens, *q.stride()[:3], scale,
-            D=width, L=max(triton.next_power_of_2(tokens), 16), TYPE=_type(x), **launch,
+            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return grad_q, grad_x
 
 
 def spread(
-    x: Tensor, k: Tensor, bias: Tensor, v: Tensor, shortcut: Tensor, keep: Tensor | None, scale: float
+    x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, shortcut: Tensor, keep: Tensor | None, scale: float
 ) -> Tensor:
     k, v = _inner(k), _inner(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     y = torch.empty_like(shortcut)
-    launch = launch_parameters(
+    tile = launch_parameters(
         "tokens_to_pixels", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out
     )
     if x.numel():
-        _spread[(triton.cdiv(pixels, launch["BLOCK"]), batch * heads)](
+        launch(
+            _spread, (cdiv(pixels, tile["BLOCK"]), batch * heads),
             x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
-            *k.stride()[:3], *bias.stride(), *v.stride()[:3], scale,
-            D=width, E=out, L=max(triton.next_power_of_2(tokens), 16), HAS_KEEP=keep is not None, TYPE=_type(x),
-            **launch,
+            *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
+            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            num_warps=tile["num_warps"],
         )  # fmt: skip
     return y
 
 
 def spread_backward(
-    grad: Tensor, x: Tensor, k: Tensor, bias: Tensor, v: Tensor, keep: Tensor | None, scale: float
+    grad: Tensor, x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, keep: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     k, v = _inner(k), _inner(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
-    grads = torch.empty_like(x), k.new_empty(k.shape), bias.new_empty(bias.shape), v.new_empty(v.shape)
-    launch = launch_parameters(
+    grads = torch.empty_like(x), k.new_empty(k.shape), _like(bias, x), v.new_empty(v.shape)
+    tile = launch_parameters(
         "tokens_to_pixels_backward", x.device, DEFAULT,
         rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out,
     )  # fmt: skip
     if x.numel():
-        _spread_backward[(batch * heads,)](
+        launch(
+            _spread_backward, (batch * heads,),
             grad, x, k, bias, v, keep, *grads, heads, pixels, tokens,
-            *k.stride()[:3], *bias.stride(), *v.stride()[:3], scale,
-            D=width, E=out, L=max(triton.next_power_of_2(tokens), 16), HAS_KEEP=keep is not None, TYPE=_type(x),
-            **launch,
+            *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
+            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            num_warps=tile["num_warps"],
         )  # fmt: skip
     return grads

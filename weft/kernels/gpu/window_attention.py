@@ -5,8 +5,9 @@ pictures stands in front of the loop: where its pixels are, and the bias of ever
 or nearly, where one does not see the other.
 """
 
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,45 +16,36 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
-from weft.kernels.switch import interpreted
+from weft.kernels.gpu.dot import dot
+from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 
-INTERPRETED = tl.constexpr(interpreted())
 LOG2E = tl.constexpr(1.4426950408889634)  # kernels take powers of two: exp(x) = 2 ** (x log2(e))
+DEPTH = 8  # partial sums that a program loads at once
+VARYING = ["batch", "group", "height", "width", "shift", "heads"]  # compiled once for all
 UNSEEN = tl.constexpr(-1e30)  # finite, so that a place of padding, which sees nothing, does not become NaN
 
 
 @triton.jit
-def _pixels(at, window, height, width, rows, columns, down, right, WINDOW: tl.constexpr):
-    """Row and column of a window's places `at`, and whether there is such a pixel. Shifted windows wrap around."""
+def _pixels(at, window, height, width, shift, WINDOW: tl.constexpr):
+    """Row and column of a window's places `at`, whether there is such a pixel, and what other places it sees.
+
+    Shifted windows wrap around. They then hold two or four ends of the map, which do not see each other: only places
+    with the same number `end` do. Along an axis that one window covers nothing is shifted.
+    """
+    rows, columns = tl.cdiv(height, WINDOW), tl.cdiv(width, WINDOW)
+    down, right = tl.where(rows > 1, shift, 0), tl.where(columns > 1, shift, 0)
     y = window // columns * WINDOW + at // WINDOW + down
     x = window % columns * WINDOW + at % WINDOW + right
     y = tl.where(y >= rows * WINDOW, y - rows * WINDOW, y)
     x = tl.where(x >= columns * WINDOW, x - columns * WINDOW, x)
-    return y, x, (at < WINDOW * WINDOW) & (y < height) & (x < width)
-
-
-@triton.jit
-def _area(at, window, height, width, rows, columns, down, right, WINDOW: tl.constexpr):
-    """A number for each place of a window: those that see each other have the same."""
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
-    return tl.where(real, tl.where(y < down, 2, 0) + tl.where(x < right, 1, 0), 4)
+    real = (at < WINDOW * WINDOW) & (y < height) & (x < width)
+    end = tl.where(real, tl.where(y < down, 2, 0) + tl.where(x < right, 1, 0), 4)
+    return y, x, real, end
 
 
 @triton.jit
 def _biases(
-    table,
-    head,
-    heads,
-    window,
-    height,
-    width,
-    rows,
-    columns,
-    down,
-    right,
-    WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, head, heads, window, height, width, shift, WINDOW: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """(BLOCK, BLOCK) biases of a window's pairs, times log2(e): the table's entry for their step."""
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -62,22 +54,13 @@ def _biases(
     bias = tl.load(table + step * heads + head, mask=inside, other=0.0).to(tl.float32) * LOG2E
     seen = j < WINDOW * WINDOW
     if MASKED:
-        of_i = _area(i, window, height, width, rows, columns, down, right, WINDOW)
-        of_j = _area(j, window, height, width, rows, columns, down, right, WINDOW)
-        seen = seen & (of_i == of_j)
+        _, _, _, end_i = _pixels(i, window, height, width, shift, WINDOW)
+        _, _, _, end_j = _pixels(j, window, height, width, shift, WINDOW)
+        seen = seen & (end_i == end_j)
     return tl.where(seen, bias, UNSEEN)
 
 
-@triton.jit
-def _product(a, b):
-    """a b in float32. Float32 matrices keep their precision, on matrix units, by three products of tf32."""
-    if INTERPRETED:  # Triton's interpreter takes the bits of bfloat16 for integers
-        return tl.dot(a.to(tl.float32), b.to(tl.float32))
-    else:
-        return tl.dot(a, b, input_precision="tf32x3")
-
-
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _forward(
     q,
     k,
@@ -88,26 +71,23 @@ def _forward(
     group,
     height,
     width,
-    rows,
-    columns,
-    down,
-    right,
+    shift,
     heads,
     batch_stride,
     pixel_stride,
-    scale,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
+    scale: tl.constexpr = DIM**-0.5
     head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
     at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
+    y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
     inside = real & (channel < DIM)
     pixel = y * width + x
-    bias = _biases(table, head, heads, window, height, width, rows, columns, down, right, WINDOW, MASKED, BLOCK)
+    bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
     place = pixel * pixel_stride + head * DIM + channel
     out_place = pixel * (heads * DIM) + head * DIM + channel
     first = tl.program_id(1) * group
@@ -117,14 +97,14 @@ def _forward(
         tile_q = tl.load(q + start + place, mask=inside, other=0.0)
         tile_k = tl.load(k + start + place, mask=inside, other=0.0)
         tile_v = tl.load(v + start + place, mask=inside, other=0.0)
-        logits = _product(tile_q, tl.trans(tile_k)) * (scale * LOG2E) + bias
+        logits = dot(tile_q, tl.trans(tile_k), None) * (scale * LOG2E) + bias
         weights = tl.exp2(logits - tl.max(logits, 1)[:, None])
-        mean = _product(weights.to(tile_v.dtype), tile_v) * (1.0 / tl.sum(weights, 1))[:, None]
+        mean = dot(weights.to(tile_v.dtype), tile_v, None) * (1.0 / tl.sum(weights, 1))[:, None]
         start = picture * height * width * heads * DIM
         tl.store(out + start + out_place, mean.to(tile_v.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def _backward(
     grad,
     q,
@@ -139,26 +119,23 @@ def _backward(
     group,
     height,
     width,
-    rows,
-    columns,
-    down,
-    right,
+    shift,
     heads,
     batch_stride,
     pixel_stride,
-    scale,
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
+    scale: tl.constexpr = DIM**-0.5
     head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
     at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
-    y, x, real = _pixels(at, window, height, width, rows, columns, down, right, WINDOW)
+    y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
     inside = real & (channel < DIM)
     pixel = y * width + x
-    bias = _biases(table, head, heads, window, height, width, rows, columns, down, right, WINDOW, MASKED, BLOCK)
+    bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
     place = pixel * pixel_stride + head * DIM + channel
     grad_place = pixel * (heads * DIM) + head * DIM + channel
     grad_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
@@ -171,25 +148,25 @@ def _backward(
         tile_v = tl.load(v + start + place, mask=inside, other=0.0)
         start = picture * height * width * heads * DIM
         tile_grad = tl.load(grad + start + grad_place, mask=inside, other=0.0)
-        logits = _product(tile_q, tl.trans(tile_k)) * (scale * LOG2E) + bias
+        logits = dot(tile_q, tl.trans(tile_k), None) * (scale * LOG2E) + bias
         weights = tl.exp2(logits - tl.max(logits, 1)[:, None])
         weights = weights * (1.0 / tl.sum(weights, 1))[:, None]
-        grad_tile_v = _product(tl.trans(weights.to(tile_v.dtype)), tile_grad)
+        grad_tile_v = dot(tl.trans(weights.to(tile_v.dtype)), tile_grad, None)
         tl.store(grad_v + start + grad_place, grad_tile_v.to(tile_v.dtype), mask=inside)
-        grad_weights = _product(tile_grad, tl.trans(tile_v))
+        grad_weights = dot(tile_grad, tl.trans(tile_v), None)
         grad_logits = weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None])
         grad_bias += grad_logits
         grad_logits = grad_logits.to(tile_q.dtype)
-        grad_tile_q = _product(grad_logits, tile_k) * scale
+        grad_tile_q = dot(grad_logits, tile_k, None) * scale
         tl.store(grad_q + start + grad_place, grad_tile_q.to(tile_q.dtype), mask=inside)
-        grad_tile_k = _product(tl.trans(grad_logits), tile_q) * scale
+        grad_tile_k = dot(tl.trans(grad_logits), tile_q, None) * scale
         tl.store(grad_k + start + grad_place, grad_tile_k.to(tile_k.dtype), mask=inside)
     program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     pair = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     tl.store(partial + program.to(tl.int64) * (BLOCK * BLOCK) + pair, grad_bias)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs", "heads"])
 def _table_gradient(
     partial,
     grad_table,
@@ -216,47 +193,39 @@ def _table_gradient(
     tl.store(grad_table + entry, tl.sum(total, 0), mask=step < 2 * WINDOW - 1)
 
 
-def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The maps in one layout: their own, if it is the same and pixels and rows follow one another, else contiguous."""
-    first = tensors[0].stride()
-    if all(t.stride() == first for t in tensors) and first[3] == 1 and first[1] == tensors[0].shape[2] * first[2]:
-        return tensors
-    return tuple(t.contiguous() for t in tensors)
+    layout = q.stride()
+    if k.stride() == layout == v.stride() and layout[3] == 1 and layout[1] == q.shape[2] * layout[2]:
+        return q, k, v
+    return q.contiguous(), k.contiguous(), v.contiguous()
 
 
-class _Work:
-    """How a map is divided among programs, and the arguments that the kernels share."""
-
-    def __init__(self, operation: str, q: Tensor, heads: int, window: int, shifted: bool, default: dict[str, Any]):
-        batch, height, width, channels = q.shape
-        rows, columns = triton.cdiv(height, window), triton.cdiv(width, window)
-        down, right = (window // 2 * (rows > 1), window // 2 * (columns > 1)) if shifted else (0, 0)
-        dim, self.block = channels // heads, max(16, triton.next_power_of_2(window**2))
-        shape = dict(pixels=batch * height * width, heads=heads, dim=dim, window=window, kind=str(q.dtype)[6:])
-        launch = launch_parameters(operation, q.device, default, **shape)
-        pairs = rows * columns * heads
-        groups = max(1, min(batch, launch.pop("programs") // pairs))
-        group = max(1, triton.cdiv(batch, groups))
-        self.grid = (pairs, triton.cdiv(batch, group))
-        sizes = batch, group, height, width, rows, columns, down, right, heads, q.stride(0), q.stride(2), dim**-0.5
-        self.sizes = sizes
-        self.options = dict(
-            WINDOW=window,
-            MASKED=bool(down or right or height % window or width % window),
-            DIM=dim,
-            BLOCK=self.block,
-            BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
-            **launch,
-        )
+@cache
+def _division(
+    shape: tuple[int, ...], heads: int, window: int, shifted: bool, programs: int
+) -> tuple[tuple[int, int], tuple[int, ...], tuple[Any, ...]]:
+    """How a (B, H, W, C) map is divided among about so many programs: their grid, and numbers that kernels take."""
+    batch, height, width, channels = shape
+    dim, pairs = channels // heads, cdiv(height, window) * cdiv(width, window) * heads
+    group = max(1, cdiv(batch, max(1, programs // pairs)))  # pictures that a program takes one after another
+    masked = shifted or height % window != 0 or width % window != 0
+    constants = window, masked, dim, max(16, power_of_two(window**2)), max(16, power_of_two(dim))
+    return (pairs, cdiv(batch, group)), (batch, group, height, width, window // 2 * shifted, heads), constants
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
     q, k, v = _alike(q, k, v)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    default = dict(programs=2048, num_warps=4, num_stages=2)
-    work = _Work("window_attention", q, table.shape[1], window, shifted, default)
+    shape, heads = q.shape, table.shape[1]
+    out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if out.numel():
-        _forward[work.grid](q, k, v, table.contiguous(), out, *work.sizes, **work.options)
+        stages = 3 if q.dtype.itemsize == 2 else 1  # wider ones might not fit a smaller GPU's shared memory
+        programs, options = _options(
+            "window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=stages)
+        )
+        grid, sizes, constants = _division(shape, heads, window, shifted, programs)
+        strides = q.stride(0), q.stride(2)
+        launch(_forward, grid, q, k, v, table.contiguous(), out, *sizes, *strides, *constants, **options)
     return out
 
 
@@ -264,16 +233,28 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = _alike(q, k, v)
-    table = table.contiguous()
-    grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
-    grad_table = torch.empty_like(table)
-    heads = table.shape[1]
-    default = dict(programs=528, num_warps=4, num_stages=1)
-    work = _Work("window_attention_backward", q, heads, window, shifted, default)
-    programs, block = work.grid[0] * work.grid[1] // heads, work.block
+    shape, heads = q.shape, table.shape[1]
+    grad_q, grad_k, grad_v = (torch.empty(shape, dtype=q.dtype, device=q.device) for _ in range(3))
+    if not q.numel():
+        return grad_q, grad_k, grad_v, torch.zeros_like(table)
+    grad_table = torch.empty(table.shape, dtype=table.dtype, device=table.device)
+    programs, options = _options(
+        "window_attention_backward", q, heads, window, dict(programs=528, num_warps=4, num_stages=1)
+    )
+    grid, sizes, constants = _division(shape, heads, window, shifted, programs)
+    programs, block = grid[0] * grid[1] // heads, constants[3]  # programs of one head
     partial = torch.empty(programs, heads, block, block, dtype=torch.float32, device=q.device)
-    if q.numel():
-        _backward[work.grid](grad.contiguous(), q, k, v, table, *grads, partial, *work.sizes, **work.options)
-    steps = triton.next_power_of_2(2 * window - 1)
-    _table_gradient[(heads, 2 * window - 1)](partial, grad_table, programs, heads, window, block, steps, 8, num_warps=8)
-    return grads[0], grads[1], grads[2], grad_table
+    maps = grad.contiguous(), q, k, v, table.contiguous(), grad_q, grad_k, grad_v, partial
+    launch(_backward, grid, *maps, *sizes, q.stride(0), q.stride(2), *constants, **options)
+    steps = 2 * window - 1
+    sizes = programs, heads, window, block, power_of_two(steps), DEPTH
+    launch(_table_gradient, (heads, steps), partial, grad_table, *sizes, num_warps=8)
+    return grad_q, grad_k, grad_v, grad_table
+
+
+def _options(operation: str, q: Tensor, heads: int, window: int, default: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """About how many programs, and what else they are launched with."""
+    batch, height, width, channels = q.shape
+    shape = dict(pixels=batch * height * width, heads=heads, dim=channels // heads, window=window)
+    options = dict(launch_parameters(operation, q.device, default, **shape, kind=str(q.dtype)[6:]))
+    return options.pop("programs"), options

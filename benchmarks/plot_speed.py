@@ -1,0 +1,119 @@
+"""Draws docs/pictures/speed*.png from what gpu_models.py wrote: ratios and goals, growth, training curves.
+
+python benchmarks/plot_speed.py [FILE]              by default the newest of benchmarks/results
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from curves import smooth
+from gpu_models import PUBLISHED, WORDS, newest, table
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+OURS, THEIRS, GOAL = "#1f77b4", "#7f7f7f", "#d62728"
+STYLE = {
+    "savefig.dpi": 110,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "figure.constrained_layout.use": True,
+}
+
+
+def ratios(results: dict[str, Any]) -> Figure:
+    """A panel for each part of the table: how many times as fast as the peer, and the goal."""
+    lines = [line for line in table(results) if line.ratio is not None]
+    names = list(dict.fromkeys(f"{line.pair.ours}\nto {line.pair.peer.split('_patch')[0]}" for line in lines))
+    parts = [part for part in WORDS if any(line.part == part for line in lines)]
+    figure, panels = plt.subplots(1, len(parts), sharey=True, squeeze=False, figsize=(11, 0.9 + 0.42 * len(names)))
+    for panel, part in zip(panels[0], parts, strict=True):
+        for line in lines:
+            if line.part == part:
+                at = names.index(f"{line.pair.ours}\nto {line.pair.peer.split('_patch')[0]}")
+                panel.barh(at, line.ratio, height=0.62, color=OURS)
+                panel.text(line.ratio, at, f" {line.ratio:.2f}", va="center", fontsize=8)
+                if line.goal is not None:
+                    panel.plot([line.goal] * 2, [at - 0.42, at + 0.42], color=GOAL, lw=2)
+        panel.axvline(1, color=THEIRS, lw=1)
+        panel.set_title(WORDS[part], fontsize=9)
+        panel.margins(x=0.15)
+        panel.grid(axis="y", visible=False)
+    panels[0][0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0][0].invert_yaxis()
+    figure.supxlabel("times as fast as the peer in the same run; red: the goal", fontsize=9)
+    return figure
+
+
+def growth(results: dict[str, Any]) -> Figure:
+    """Pictures per second over the batch at one size, and over the size at one batch."""
+    rows = [row for row in results["growth"] if not row["error"]]
+    sizes = sorted({row["img_size"] for row in rows})
+    many = [row["batch"] for row in rows if row["img_size"] == sizes[-1]]
+    pairs = list(dict.fromkeys((row["model"], row["peer"]) for row in rows if row["peer"]))
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4))
+    for i, (ours, peer) in enumerate(pairs):
+        for name, style in ((ours, "-o"), (peer, "--s")):
+            if name == PUBLISHED:
+                continue
+            by_batch = [row for row in rows if row["model"] == name and row["img_size"] == sizes[0]]
+            by_size = [row for row in rows if row["model"] == name and row["batch"] == max(many)]
+            _line(panels[0], by_batch, "batch", name, style, f"C{i}")
+            _line(panels[1], by_size, "img_size", name, style, f"C{i}")
+    panels[0].set(xscale="log", yscale="log", xlabel=f"batch, {sizes[0]} pixels", ylabel="pictures per second")
+    panels[0].set_xticks(sorted({row["batch"] for row in rows}), sorted({row["batch"] for row in rows}))
+    panels[1].set(yscale="log", xlabel=f"side of the pictures, batch {max(many)}")
+    panels[1].set_xticks(sizes, sizes)
+    for panel in panels:
+        panel.minorticks_off()
+    panels[1].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _line(panel: Axes, rows: list[dict[str, Any]], key: str, name: str, style: str, color: str) -> None:
+    rows = sorted(rows, key=lambda row: row[key])
+    values = [row["pictures_per_second"] for row in rows]
+    panel.plot([row[key] for row in rows], values, style, color=color, label=name, ms=4, lw=1.5)
+
+
+def curves(results: dict[str, Any]) -> Figure:
+    """The smoothed losses with kernels and without; they should be one line."""
+    found = results["curves"]
+    figure, panels = plt.subplots(1, len(found), sharey=True, squeeze=False, figsize=(2.3 * len(found), 2.6))
+    for panel, (name, curve) in zip(panels[0], found.items(), strict=True):
+        for run, color, width in (("plain", THEIRS, 3.0), ("kernels", OURS, 1.0)):
+            panel.plot(smooth(curve["losses"][run]), color=color, lw=width, label=run)
+        panel.set_title(name, fontsize=9)
+        panel.set_xlabel("step")
+    panels[0][0].set_ylabel("loss")
+    panels[0][-1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, default=PICTURES)
+    args = parser.parse_args()
+    results = json.loads((args.file or newest()).read_text())
+    wanted = {"rows": ("speed", ratios), "growth": ("speed-growth", growth), "curves": ("speed-curves", curves)}
+    with matplotlib.rc_context(STYLE):
+        for section, (name, draw) in wanted.items():
+            if results.get(section):
+                path = args.out / f"{name}.png"
+                draw(results).savefig(path, metadata={"Software": None})
+                print(f"Wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

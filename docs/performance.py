@@ -1,0 +1,180 @@
+"""Writes the tables of docs/performance.md from the newest measurements: `python -m docs.performance`.
+
+Text between `<!-- NAME -->` and `<!-- end -->` is replaced, all else stays as it was written.
+"""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu_models import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
+
+from weft.kernels.choose import MEASURED  # noqa: E402
+
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield "|" + " --- |" * len(header)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def where(results: dict[str, Any]) -> Iterator[str]:
+    versions, machine = results["versions"], results["machine"]
+    packages = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "triton", "timm", "transformers") if name in versions
+    )
+    rates = results.get("rates", {})
+    ceilings = (
+        f"; memory {rates['copy'] / 1e12:.2f} TB/s, matrix products {rates['matrix'] / 1e12:.0f} TFLOP/s"
+        if rates
+        else ""
+    )
+    yield f"{machine['gpu'] or machine['cpu']}, {packages}, {results['date']}{ceilings}."
+
+
+def by_pair(results: dict[str, Any]) -> dict[Any, dict[str, Line]]:
+    found: dict[Any, dict[str, Line]] = {}
+    for line in table(results):
+        found.setdefault(line.pair, {})[line.part] = line
+    return found
+
+
+def speed(results: dict[str, Any]) -> Iterator[str]:
+    """Pictures per second of us and the peer, and the ratio with its goal."""
+
+    def cell(line: Line | None) -> str:
+        if line is None:
+            return "–"
+        if line.peer is None or line.ratio is None:
+            return f"{line.ours:,.0f}"
+        goal = "" if line.goal is None else f" (goal {line.goal:g})"
+        ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
+        return f"{line.ours:,.0f} / {line.peer:,.0f} = {ratio}{goal}"
+
+    yield from picture("How many times as fast as the peer", "speed.png")
+    rows = (
+        [
+            f"`{pair.ours}`",
+            pair.peer if pair.peer == PUBLISHED else f"`{pair.peer}`",
+            *(cell(lines.get(p)) for p in WORDS),
+        ]
+        for pair, lines in by_pair(results).items()
+    )
+    yield from markdown(["model", "peer", *WORDS.values()], rows)
+
+
+def growth(results: dict[str, Any]) -> Iterator[str]:
+    yield from picture("Pictures per second over batch and size", "speed-growth.png")
+
+
+def picture(title: str, name: str) -> Iterator[str]:
+    """One that benchmarks/plot_speed.py drew."""
+    if (PAGE.parent / "pictures" / name).exists():
+        yield f"![{title}](pictures/{name})"
+        yield ""
+
+
+def memory(results: dict[str, Any]) -> Iterator[str]:
+    """Peaks of the training step, whole and per picture."""
+    rows = {(row["part"], row["model"]): row for row in results["rows"]}
+
+    def cell(part: str, model: str) -> str:
+        row = rows.get((part, model))
+        if row is None or row["gib"] is None:
+            return "–"
+        return f"{row['gib']:.2f} GiB, {1024 * row['gib'] / row['batch']:.0f} MiB a picture"
+
+    parts = [part for part in WORDS if part.startswith("train")]
+    header = [f"{whose}, {WORDS[part].split(', ')[1]}" for part in parts for whose in ("ours", "peer's")]
+    lines = (
+        [f"`{pair.ours}`", *(cell(part, name) for part in parts for name in (pair.ours, pair.peer))]
+        for pair in by_pair(results)
+    )
+    yield from markdown(["model", *header], lines)
+
+
+def floors(results: dict[str, Any]) -> Iterator[str]:
+    """Milliseconds of a batch over the least that it could take."""
+
+    def cell(line: Line | None) -> list[str]:
+        if line is None or line.floor is None:
+            return ["–", "–"]
+        return [f"{line.milliseconds:.2f} ms", f"{line.milliseconds / line.floor:.1f}"]
+
+    rows = []
+    for pair, lines in by_pair(results).items():
+        least = results.get("floors", {}).get(pair.ours, {})
+        row = [f"`{pair.ours}`"]
+        for kind, part in (("inference", "compiled"), ("train", "train-compiled")):
+            chosen = lines.get(part) or lines.get(part.replace("compiled", "").strip("-") or "eager")
+            row += [f"{least[kind]:.2f} ms" if kind in least else "–", *cell(chosen)]
+        rows.append(row)
+    times = ["time", "times the floor"]
+    yield from markdown(["model", "floor of inference", *times, "floor of training", *times], rows)
+
+
+def kernels(results: dict[str, Any]) -> Iterator[str]:
+    """From the table that comes with Weft: all shapes of an operation in one row."""
+    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    for gpu, operations in measured.items():
+        yield f"{gpu}:"
+        yield ""
+        rows = []
+        for name, shapes in sorted(operations.items()):
+            gains = [shape["gain"] for shape in shapes if shape["gain"] > 0]
+            parts = [shape["floor_us"] / shape["us"] for shape in shapes if shape.get("us")]
+            if gains and parts:
+                span = f"{min(gains):.1f} to {max(gains):.1f}"
+                rows.append([f"`{name}`", str(len(shapes)), span, f"{statistics.median(parts):.0%}"])
+        yield from markdown(["operation", "shapes", "times as fast as its twin", "of the floor's speed, median"], rows)
+
+
+def curves(results: dict[str, Any]) -> Iterator[str]:
+    yield from picture("Losses with kernels and without", "speed-curves.png")
+    rows = (
+        [f"`{name}`", f"{curve['kernels_off_by']:.4f}", f"{curve['rounding_off_by']:.4f}"]
+        for name, curve in results.get("curves", {}).items()
+    )
+    yield from markdown(["model", "kernels and plain, bf16", "plain, bf16 and float32"], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+    "where": where,
+    "speed": speed,
+    "growth": growth,
+    "memory": memory,
+    "floors": floors,
+    "kernels": kernels,
+    "curves": curves,
+}
+
+
+def fill(page: str, results: dict[str, Any]) -> str:
+    for name, make in TABLES.items():
+        text = "\n".join(make(results))
+        page = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda m, text=text: f"{m[1]}\n{text}\n\n{m[2]}",
+            page,
+            flags=re.DOTALL,
+        )
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), json.loads(newest().read_text())), encoding="utf-8")
+    print(f"Wrote {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""Measuring: what is computed from timings and how it is shown, never how fast anything is."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from docs import performance  # puts benchmarks/ on the path
+from tests.small_runs import refused
+from weft import bench
+from weft.errors import WeftError
+from weft.kernels import choose, measure
+from weft.kernels.activation import activation_forward, plain_activation
+from weft.kernels.case import Case, all_cases
+from weft.kernels.compare import relative_errors
+
+import gpu_models  # isort: skip
+
+CPU = torch.device("cpu")
+QUICK = ["--img-size", "32", "--batch", "1", "--seconds", "0.001", "--device", "cpu"]
+
+
+# weft bench -------------------------------------------------------------------------------------------------------
+
+
+def contender(name: str, batch: int = 8, error: str = "") -> Any:
+    return SimpleNamespace(name=name, error=error, gib=None, settings=bench.Settings(batch=batch))
+
+
+def test_rows_from_timings():
+    """The ratio is that of each round: here the peer is twice as slow in all of them, while the machine slows down."""
+    times = {"ours": [0.1, 0.2, 0.8], "peer": [0.2, 0.4, 1.6], "gone": []}
+    contenders = [contender("ours"), contender("peer"), contender("gone", error="does not run")]
+    ours, peer, gone = bench.make_rows(contenders, times, {"ours": "peer"})
+    assert (ours.pictures_per_second, ours.low, ours.high, ours.milliseconds) == (40, 10, 80, 200)
+    assert ours.ratio == 2
+    assert ours.peer == "peer"
+    assert peer.ratio is None
+    assert peer.pictures_per_second == 20
+    assert gone == bench.Row("gone", error="does not run")
+
+
+def test_rows_without_a_peer_that_failed():
+    (row, _) = bench.make_rows([contender("ours"), contender("peer", error="no")], {"ours": [1.0]}, {"ours": "peer"})
+    assert row.ratio is None
+    assert row.pictures_per_second == 8
+
+
+def test_pairs():
+    assert bench.pair(["a", "b"], ["x", "y"]) == {"a": "x", "b": "y"}
+    assert bench.pair(["a", "b"], ["x"]) == {"a": "x", "b": "x"}
+    assert bench.pair(["a", "b"], []) == {}
+    with pytest.raises(WeftError, match="3 peers for 2 models"):
+        bench.pair(["a", "b"], ["x", "y", "z"])
+
+
+def test_a_race_takes_turns():
+    order = []
+
+    def runner(name: str) -> Any:
+        def time(calls: int) -> float:
+            order.append((name, calls))
+            return 0.01
+
+        return SimpleNamespace(name=name, error="", time=time)
+
+    times = bench.race([runner("a"), runner("b")], seconds=0.3, rounds=3)
+    assert times == {"a": [0.01] * 3, "b": [0.01] * 3}
+    assert order == [("a", 1), ("b", 1)] + [("a", 10), ("b", 10)] * 3
+
+
+def test_command(command, tmp_path):
+    code, out, err = command("bench", "cvt_nano", "--against", "test_resnet", *QUICK, "--json", tmp_path / "b.json")
+    assert code == 0, err
+    title, header, ours, peer, wrote = out.splitlines()
+    assert title.startswith("inference, Weft's models fused, eager, batch 1, 32 pixels, fp32; ")
+    assert header.split()[:2] == ["model", "pictures/s"]
+    assert ours.startswith("cvt_nano ")
+    assert ours.endswith("x  test_resnet")
+    assert peer.startswith("test_resnet ")
+    assert wrote == f"Wrote {tmp_path / 'b.json'}."
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert {"date", "machine", "versions", "settings", "rows"} == found.keys()
+    assert found["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert found["settings"] == dict(
+        train=False, compile=False, batch=1, img_size=32, dtype="fp32", device="cpu", fuse=True, seconds=0.001
+    )
+    row = found["rows"][0]
+    assert row["low"] <= row["pictures_per_second"] <= row["high"]
+    assert row["pictures_per_second"] == pytest.approx(1000 / row["milliseconds"])
+    assert row["ratio"] > 0
+    assert row["gib"] is None
+
+
+def test_command_trains_and_prints_json(command):
+    code, out, err = command("bench", "cvt_nano", "--train", "--no-fuse", *QUICK, "--json", "-")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["settings"]["train"]
+    assert not found["settings"]["fuse"]
+    assert [row["model"] for row in found["rows"]] == ["cvt_nano"]
+
+
+def test_one_model_that_does_not_fit(command, monkeypatch):
+    """Its row says why, and the others are measured."""
+    make_step = bench.make_step
+
+    def short_of_memory(name: str, settings: bench.Settings) -> Any:
+        if name == "ceit_nano":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make_step(name, settings)
+
+    monkeypatch.setattr(bench, "make_step", short_of_memory)
+    code, out, _ = command("bench", "ceit_nano", "cvt_nano", *QUICK)
+    assert code == 1
+    assert "does not fit into memory at batch 1; try a smaller --batch" in out.splitlines()[2]
+    assert out.splitlines()[3].startswith("cvt_nano ")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["cvt_nan"], ["'cvt_nan'", "Did you mean 'cvt_nano'?"]),
+        (["cvt_nano", "--against", "restnet18"], ["'restnet18'", "'resnet18'"]),
+        (["hf:cvt-14"], ["hf:cvt-14", "hf:cvt-13, hf:cvt-21"]),
+        (["cvt_nano", "--against", "resnet18", "resnet34"], ["2 peers for 1 models"]),
+        ([], ["weft models", "--kernels"]),
+        (["cvt_nano", "--only", "depthwise"], ["--kernels"]),
+        (["cvt_nano", "--dtype", "fp16", "--device", "cpu"], ["fp16", "GPU"]),
+        (["cvt_nano", "--seconds", "0"], ["seconds"]),
+        (["cvt_nano", "--batch", "0"], ["batch"]),
+        (["cvt_nano", "--json", "no/such/folder/f.json"], ["--json"]),
+        (["cvt_nano", "--kernels"], ["cvt_nano", "--only"]),
+        (["--kernels", "--json", "-"], ["file"]),
+    ],
+)
+def test_mistakes(command, args, words):
+    refused(command("bench", *args), *words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_need_a_gpu(command):
+    refused(command("bench", "--kernels"), "GPU")
+
+
+def test_missing_transformers(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    refused(command("bench", "hf:cvt-13"), "transformers", "pip install weft[bench]")
+
+
+# Kernels ----------------------------------------------------------------------------------------------------------
+
+SPEEDS = {"slow": 4e-6, "fast": 1e-6, "wrong": 1e-7, "broken": 1e-7, "unlaunchable": 1e-7}
+
+
+def _kernel(x: torch.Tensor) -> torch.Tensor:
+    how = choose.launch_parameters("fake", x.device, {"how": "slow"}, size=x.numel())["how"]
+    if how == "broken":
+        raise RuntimeError("out of resource: shared memory")
+    return activation_forward(x, "silu" if how == "wrong" else "gelu")
+
+
+def fake_case() -> Case:
+    return Case(
+        operation="fake",
+        shape={"size": 64},
+        inputs=lambda device: (torch.randn(64, device=device).bfloat16(),),
+        kernel=_kernel,
+        plain=lambda x: plain_activation(x, "gelu"),
+        bytes=256,
+        candidates=[{"how": how} for how in SPEEDS],
+    )
+
+
+def _clock(call: Any, sets: list[tuple[Any, ...]]) -> float:
+    how = choose.launch_parameters("clock", CPU, {"how": "twin"})["how"]
+    if how == "unlaunchable":
+        raise RuntimeError("too many threads")
+    call(*sets[0])
+    return SPEEDS.get(how, 8e-6)
+
+
+def test_the_fastest_right_candidate_is_chosen():
+    case = fake_case()
+    outcomes: list[Any] = []
+    for launch in case.candidates:
+        try:
+            outcomes.append(relative_errors(case, dict(launch), CPU))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    finding = measure.measure_case(case, outcomes, measure.Rates(copy=1e9, matrix=1e12), CPU, _clock)
+    assert finding.launch == {"how": "fast"}
+    assert finding.gain == pytest.approx(8)
+    assert finding.floor == pytest.approx(256e-9)
+    notes = "\n".join(finding.notes)
+    assert "how=wrong: wrong: output 0 by" in notes
+    assert "how=broken: out of resource" in notes
+    assert "how=unlaunchable: fails: RuntimeError" in notes
+    assert "too many threads" in notes
+    assert "26%" in next(measure.lines(finding))
+    assert finding.row()["gain"] == 8
+
+
+def test_no_kernel_is_right():
+    finding = measure.measure_case(fake_case(), ["died"] * 5, measure.Rates(1e9, 1e12), CPU, _clock)
+    assert finding.row()["gain"] == 0
+    assert finding.row()["launch"] == {}
+    assert finding.notes == ["how=slow and 4 more: died"]
+
+
+def test_wrong_values_and_shapes_are_seen():
+    case = fake_case()
+
+    def with_kernel(kernel: Any) -> Case:
+        return Case("fake", case.shape, case.inputs, kernel, case.plain, 1)
+
+    (error,) = relative_errors(with_kernel(lambda x: plain_activation(x, "gelu") * torch.nan), {}, CPU)
+    assert error != error
+
+    def one_wrong_value(x: torch.Tensor) -> torch.Tensor:
+        y = plain_activation(x, "gelu")
+        y[3] += y.abs().max()
+        return y
+
+    assert relative_errors(with_kernel(one_wrong_value), {}, CPU)[0] > 0.9
+    with pytest.raises(ValueError, match="where the twin gives"):
+        relative_errors(with_kernel(lambda x: (x, x)), {}, CPU)
+
+
+def test_every_kernel_offers_sound_cases():
+    cases, problems = all_cases()
+    assert problems == []
+    for case in cases:
+        assert case.bytes > 0
+        assert case.candidates
+        assert json.loads(json.dumps([case.shape, *case.candidates])) == [case.shape, *case.candidates]
+
+
+# The table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """Paths of this machine's table and of Weft's own, both still missing."""
+    own, measured = tmp_path / "own" / "kernels.json", tmp_path / "measured.json"
+    monkeypatch.setattr(choose, "own_table", lambda: own)
+    monkeypatch.setattr(choose, "MEASURED", measured)
+    choose.forget()
+    yield own, measured
+    choose.forget()
+
+
+def parameters(**shape: Any) -> dict[str, Any]:
+    return choose.launch_parameters("op", CPU, {"block": 1, "warps": 4}, **shape)
+
+
+def test_nearest_row(tables):
+    name = choose.gpu_name(CPU)
+    assert parameters(rows=10, kind="a") == {"block": 1, "warps": 4}
+    for rows, block in ((10, 16), (1000, 64)):
+        row = {"shape": {"rows": rows, "kind": "a"}, "launch": {"block": block}, "gain": rows / 100}
+        choose.write_row(tables[1], name, "op", row)
+    assert parameters(rows=20, kind="a") == {"block": 16, "warps": 4}
+    assert parameters(rows=500, kind="a")["block"] == 64
+    assert parameters(rows=20, kind="b")["block"] == 1  # words must be equal
+    assert parameters(rows=20)["block"] == 1
+    assert not choose.pays("op", CPU, rows=9, kind="a")
+    assert choose.pays("op", CPU, rows=999, kind="a")
+    assert choose.pays("another", CPU, rows=9)
+
+
+def test_own_measurements_come_first(tables):
+    row = {"shape": {"rows": 10}, "launch": {"block": 16}, "gain": 2.0}
+    choose.write_row(tables[1], choose.gpu_name(CPU), "op", row)
+    choose.write_row(tables[0], choose.gpu_name(CPU), "op", {**row, "launch": {"block": 32}})
+    assert parameters(rows=10)["block"] == 32
+    choose.write_row(tables[0], choose.gpu_name(CPU), "op", {**row, "launch": {"block": 64}})  # replaces its row
+    assert parameters(rows=10)["block"] == 64
+    assert len(json.loads(tables[0].read_text())[choose.gpu_name(CPU)]["op"]) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"interpreter": {"op": [{"shape": {"rows": 10}}]}}', '{"interpreter": 3}']
+)
+def test_broken_table(tables, text):
+    tables[1].write_text(text)
+    assert parameters(rows=10) == {"block": 1, "warps": 4}
+
+
+def test_forced(tables):
+    with choose.forced({"block": 8}):
+        assert parameters(rows=10) == {"block": 8, "warps": 4}
+        with choose.forced({"warps": 2}):
+            assert parameters(rows=10) == {"block": 1, "warps": 2}
+        assert parameters(rows=10)["block"] == 8
+    assert parameters(rows=10)["block"] == 1
+
+
+# benchmarks/gpu_models.py and its page ----------------------------------------------------------------------------
+
+
+class InPlace(gpu_models.Desk):
+    """A desk in this process."""
+
+    def ask(self, method: str, *args: Any) -> Any:
+        return getattr(self, method)(*args)
+
+    def end(self) -> None:
+        pass
+
+
+PLAN = gpu_models.Plan(
+    pairs=(
+        gpu_models.Pair("vt_resnet_nano", "test_resnet", 1e-9, None, 1e9),
+        gpu_models.Pair("test_vit", gpu_models.PUBLISHED, None, None, 2.5),
+    ),
+    device="cpu",
+    dtype="fp32",
+    img_size=32,
+    batch=2,
+    train_batch=2,
+    seconds=0.001,
+    rounds=1,
+    growing=("vt_resnet_nano",),
+    grow_batches=(1, 2),
+    grow_sizes=(32, 64),
+    grow_batch=1,
+)
+
+
+def test_gpu_models(tmp_path, monkeypatch, capsys):
+    path, opened = tmp_path / "results.json", []
+
+    def desks(pairs: Any, plan: Any) -> Any:
+        opened.append([pair.ours for pair in pairs])
+        return {pair.ours: InPlace(pair, plan) for pair in pairs}
+
+    gpu_models.run(PLAN, ["eager"], path, desks)
+    gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)
+    gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)  # has nothing left to do
+    assert opened == [["vt_resnet_nano", "test_vit"]] * 2 + [[]]
+    results = gpu_models.load(path)
+    assert [(row["part"], row["model"]) for row in results["rows"]] == [
+        (part, model) for part in ("eager", "train") for model in ("vt_resnet_nano", "test_resnet", "test_vit")
+    ]
+    grown = [(row["model"], row["batch"], row["img_size"]) for row in results["growth"]]
+    assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 64)]
+
+    results["rates"] = {"copy": 1e12, "matrix": 1e15}
+    results["curves"] = {"cvt_nano": {"losses": {"plain": [2.0, 1.0], "kernels": [2.0, 1.0]}}}
+    results["curves"]["cvt_nano"] |= {"kernels_off_by": 0.001, "rounding_off_by": 0.002}
+    path.write_text(json.dumps(results))
+    gpu_models.add_floors(path, PLAN)
+    results = gpu_models.load(path)
+    lines = list(gpu_models.table(results, PLAN.pairs))
+    assert [(line.part, line.pair.ours) for line in lines[:2]] == [("eager", "vt_resnet_nano"), ("eager", "test_vit")]
+    assert lines[0].goal == 1e-9
+    assert lines[0].ratio
+    assert lines[0].floor
+    assert lines[0].floor < lines[0].milliseconds
+    assert lines[1].ratio is None
+    assert lines[2].goal == 1e9
+    assert "0.00 met" in gpu_models.cells(lines[0])
+
+    monkeypatch.setattr(performance, "table", lambda results: gpu_models.table(results, PLAN.pairs))
+    page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), results)
+    assert "| `vt_resnet_nano` | `test_resnet` |" in page
+    assert "| `cvt_nano` | 0.0010 | 0.0020 |" in page
+    assert performance.fill(page, results) == page
+
+    pytest.importorskip("matplotlib")
+    import plot_speed
+
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.setattr(plot_speed, "table", lambda results: gpu_models.table(results, PLAN.pairs))
+    monkeypatch.setattr(sys, "argv", ["plot_speed.py", str(path), "--out", str(tmp_path / "pictures")])
+    plot_speed.main()
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"speed.png", "speed-growth.png", "speed-curves.png"}
+
+
+def test_floor_of_a_convolution_by_hand():
+    """3x3, 4 channels to 8 on 5x5 pictures: input, weight and output once; a backward pass is two of the same."""
+    from floors import Kernels, floor
+
+    layer = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False, device="meta")
+    x = torch.empty(2, 4, 5, 5, device="meta", requires_grad=True)
+    with Kernels(size=2) as counter:
+        layer(x).sum().backward()
+    forward, backward = counter.found
+    values = 2 * 4 * 25 + 8 * 4 * 9 + 2 * 8 * 25
+    assert (forward.bytes, forward.flops) == (2 * values, 2 * (2 * 8 * 25) * 36)
+    assert (backward.bytes, backward.flops) == (2 * (values + 2 * 4 * 25 + 8 * 4 * 9), 2 * forward.flops)
+    assert floor([forward], copy=1.0, matrix=1e9) == forward.bytes
+    assert floor([forward], copy=1e9, matrix=1.0) == forward.flops
+
+
+def test_curves_are_compared():
+    from curves import curves
+
+    found = curves("cvt_nano", device="cpu", steps=2, batch=4)
+    assert {len(values) for values in found["losses"].values()} == {2}
+    assert found["kernels_off_by"] == 0  # on a CPU there are none
+    assert found["rounding_off_by"] < 0.1
+
+
+def test_goals_are_those_of_known_models():
+    names = {name for pair in gpu_models.PAIRS for name in pair.names}
+    bench.check_names([name for name in names if name not in bench.HUGGING_FACE])
+    assert names >= {*bench.HUGGING_FACE}
+    assert {pair.ours for pair in gpu_models.PAIRS if pair.peer == gpu_models.PUBLISHED} == {
+        *gpu_models.PUBLISHED_STEPS
+    }
+    assert Path(gpu_models.__file__).parent / "results" == gpu_models.RESULTS

@@ -1,0 +1,138 @@
+"""Linear layers in training, with fewer and shorter passes over memory than autocast makes of them.
+
+Torch casts every parameter and every gradient of one on its own, and its sum over rows, the gradient of a bias, takes
+longer than the matrix products beside it. In inference and for compilers a linear layer is torch's.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.kernels.activation import activation, activation_backward, activation_forward
+from weft.kernels.switch import amp_dtype, usable
+
+
+class Linear(nn.Linear):
+    """A linear layer with a bias."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return F.linear(input, self.weight, self.bias)
+        else:  # not compiled by TorchScript
+            if _trains(input):
+                return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
+            return F.linear(input, self.weight, self.bias)
+
+
+def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
+    if _trains(xs[0]) and _bare(layers):
+        parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
+        return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
+    return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
+
+
+def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
+    """Two linear layers and the activation called `kind` between them."""
+    if _trains(x) and _bare((fc1, fc2)):
+        return _Mlp.apply(amp_dtype(x), kind, x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    return fc2(activation(fc1(x), kind))
+
+
+def _trains(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
+
+
+def _bare(layers: Sequence[nn.Linear]) -> bool:
+    """Whether these layers have a bias each, and nobody put something else in their place or watches what they do."""
+    return all(
+        type(layer) in (Linear, nn.Linear)
+        and layer.bias is not None
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+        for layer in layers
+    )
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        count = len(tensors) // 3
+        xs, parameters = [x.to(dtype) for x in tensors[:count]], _cast(tensors[count:], dtype)
+        weights, biases = parameters[:count], parameters[count:]
+        ctx.save_for_backward(*xs, *weights)
+        ctx.dtypes = [t.dtype for t in tensors]
+        return tuple(F.linear(x, w, b) for x, w, b in zip(xs, weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        count, needed = len(grads), ctx.needs_input_grad[1:]
+        found: list[Tensor | None] = [None] * (3 * count)
+        for i, grad in enumerate(grads):
+            x, weight, places = ctx.saved_tensors[i], ctx.saved_tensors[count + i], (i, count + i, 2 * count + i)
+            wanted = [ctx.dtypes[place] if needed[place] else None for place in places]
+            found[i], found[count + i], found[2 * count + i] = _gradients(grad, x, weight, *wanted)
+        return None, *found
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, kind: str, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.kind, ctx.dtypes = kind, [x.dtype, *(p.dtype for p in parameters)]
+        x, (w1, b1, w2, b2) = x.to(dtype), _cast(parameters, dtype)
+        hidden = F.linear(x, w1, b1)
+        active = activation_forward(hidden, kind)
+        ctx.save_for_backward(x, hidden, active, w1, w2)
+        return F.linear(active, w2, b2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, hidden, active, w1, w2 = ctx.saved_tensors
+        of_x, of_w1, of_b1, of_w2, of_b2 = (
+            dtype if needed else None for dtype, needed in zip(ctx.dtypes, ctx.needs_input_grad[2:], strict=True)
+        )
+        grad_active, *of_second = _gradients(grad, active, w2, active.dtype, of_w2, of_b2)
+        grad_hidden = activation_backward(grad_active, hidden, ctx.kind)
+        return None, None, *_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), *of_second
+
+
+def _gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    of_x: torch.dtype | None,
+    of_weight: torch.dtype | None,
+    of_bias: torch.dtype | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a linear layer in these types; None means that one is not needed."""
+    rows, columns = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])  # (N, out), (N, in)
+    grad_x = None if of_x is None else torch.mm(rows, weight).view(x.shape).to(of_x)
+    grad_weight = None if of_weight is None else _product(rows.t(), columns, of_weight)
+    ones = _ones(rows.shape[0], rows.dtype, rows.device)
+    return grad_x, grad_weight, None if of_bias is None else _product(ones, rows, of_bias)[0]
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b, stored as it was summed up: in float32 if `dtype` is that."""
+    if dtype != a.dtype and a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a, b).to(dtype)
+
+
+@lru_cache(maxsize=64)
+def _ones(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(1, length): its product with rows is their sum."""
+    return torch.ones(1, length, dtype=dtype, device=device)
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """All of them in one kernel."""
+    if all(t.dtype == dtype for t in tensors):
+        return list(tensors)
+    cast = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch._foreach_copy_(cast, list(tensors))
+    return cast
