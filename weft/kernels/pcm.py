@@ -48,7 +48,7 @@ class _PCM(torch.autograd.Function):
         for i, weight in enumerate(weights):
             found += [shares[2 * i].view(weight.shape), shares[2 * i + 1]]
             if i < len(norms):
-                found += [*parameters[i].unbind(0), None, None, None]
+                found += [*parameters[i], None, None, None]
         grads = [None if g is None else g.to(part.dtype) for g, part in zip(found, parts, strict=True)]
         return grad_x, None, None, None, None, *grads
 

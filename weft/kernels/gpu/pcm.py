@@ -44,10 +44,10 @@ def forward(
     for way, start, bias, norm in zip(ways, jobs.starts, biases, norms, strict=False):
         gamma, beta, running_mean, running_var, batches = norm
         raw = grouped.convolve(y, packed, start, bias, way)
-        mean, var = batch_norm.statistics(raw, running_mean, running_var, batches, momentum)
+        moments = batch_norm.statistics(raw, running_mean, running_var, batches, momentum)
         y = torch.empty_like(raw)
-        batch_norm.apply(raw, mean, var, gamma, beta, None, None, eps, "silu", y)
-        kept += [raw, mean, var, y]
+        batch_norm.apply(raw, moments, None, gamma, beta, None, None, eps, "silu", y)
+        kept += [raw, moments, y]
     y = grouped.convolve(y, packed, jobs.starts[2], biases[2], ways[2], "silu", residual=x, keep=keep)
     return y, kept
 
@@ -63,18 +63,18 @@ def backward(
     eps: float,
     plans: Layout,
     kept: list[Tensor],
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of x, of weights and biases one behind the other, and (2, C) of both parameters of each norm."""
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Gradients of x, of weights and biases one behind the other, and of weight and bias of each norm."""
     ways, backs, (_, starts, _, _) = plans
-    packed, raw1, mean1, var1, y1, raw2, mean2, var2, y2 = kept
+    packed, raw1, moments1, y1, raw2, moments2, y2 = kept
     upstream3 = grouped.convolve(
         y2, packed, starts[2], biases[2], ways[2], "silu", residual=grad, keep=keep, gradient=True
     )
     upstream2, norm2 = _through_norm(
-        grouped.convolve(upstream3, packed, starts[5], None, backs[2]), raw2, mean2, var2, norms[1], eps
+        grouped.convolve(upstream3, packed, starts[5], None, backs[2]), raw2, moments2, norms[1], eps
     )
     upstream1, norm1 = _through_norm(
-        grouped.convolve(upstream2, packed, starts[4], None, backs[1]), raw1, mean1, var1, norms[0], eps
+        grouped.convolve(upstream2, packed, starts[4], None, backs[1]), raw1, moments1, norms[0], eps
     )
     grad_x = grouped.convolve(upstream1, packed, starts[3], None, backs[0], residual=grad)
     pairs = [(upstream1, x), (upstream2, y1), (upstream3, y2)]
@@ -82,10 +82,9 @@ def backward(
 
 
 def _through_norm(
-    grad: Tensor, raw: Tensor, mean: Tensor, var: Tensor, norm: tuple[Tensor, ...], eps: float
-) -> tuple[Tensor, Tensor]:
+    grad: Tensor, raw: Tensor, moments: Tensor, norm: tuple[Tensor, ...], eps: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Gradients of what went into a norm with its SiLU, and of its weight and bias."""
     grad_raw = torch.empty_like(raw)
-    parameters = batch_norm.backward(
-        grad, raw, mean, var, norm[0], norm[1], None, None, eps, "silu", True, grad_raw, grad
-    )
-    return grad_raw, parameters
+    gamma, beta = norm[:2]
+    return grad_raw, batch_norm.backward(grad, raw, moments, None, gamma, beta, None, None, eps, "silu", grad_raw, None)
