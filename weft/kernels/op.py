@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from weft.kernels.switch import has_triton, interpreted
 
@@ -40,7 +41,7 @@ def define(
     def run(*args: Any) -> Any:
         device = next((value.device for value in args if isinstance(value, Tensor)), None)
         if device is None or not has_triton() or not (device.type == "cuda" or interpreted()):
-            return plain(*args)
+            return _in_order(plain(*args))
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):  # Triton launches on the current one
                 return launch(*args)
@@ -58,6 +59,13 @@ def define(
         return direct(*args) if _nobody_looks(args) else operator(*args)
 
     return call
+
+
+def _in_order(outputs: Any) -> Any:
+    """What kernels and fakes give is contiguous; a twin may give views of another order."""
+    if isinstance(outputs, tuple):
+        return tuple(None if out is None else out.contiguous() for out in outputs)
+    return outputs.contiguous()
 
 
 def _filled(outputs: Any) -> Any:
@@ -91,6 +99,7 @@ def _with_gradient(
             return output
 
         @staticmethod
+        @once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
             return backward(ctx, *grads)
 
