@@ -174,7 +174,7 @@ def _weight_gradient(
     totals = ()
     for _ in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
         totals = totals + (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),)
-    ones = tl.full((BLOCK_M, 16), 1.0, grad.dtype.element_ty)
+    ones = tl.full((BLOCK_M, 16), 1.0, tl.float32).to(grad.dtype.element_ty)
     bias = tl.zeros((BLOCK_N, 16), tl.float32)  # sixteen times the same: that is how the matrix unit sums
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
         exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
