@@ -5,14 +5,15 @@ longer than the matrix products beside it. In inference and for compilers a line
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Mlp as TimmMlp
+from timm.layers import QuickGELU
 from torch import Tensor, nn
 
-from weft.kernels.activation import activation, activation_backward, activation_forward
+from weft.kernels.activation import activation_backward, activation_forward
 from weft.kernels.switch import amp_dtype, usable
 
 
@@ -36,18 +37,34 @@ def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, 
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
 
 
-def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
-    """Two linear layers and the activation called `kind` between them."""
-    if _trains(x) and _bare((fc1, fc2)):
-        return _Mlp.apply(amp_dtype(x), kind, x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
-    return fc2(activation(fc1(x), kind))
+class Mlp(TimmMlp):
+    """Two linear layers and an activation between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return self.forward_plain(x)
+        else:  # not compiled by TorchScript
+            if _trains(x) and self.is_bare():
+                parameters = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+                kind = "gelu" if isinstance(self.act, nn.GELU) else "quick_gelu"
+                return _Mlp.apply(amp_dtype(x), kind, x, *parameters)
+            return self.forward_plain(x)
+
+    def forward_plain(self, x: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+    @torch.jit.unused
+    def is_bare(self) -> bool:
+        """Whether there is nothing but linear layers and an activation that kernels know."""
+        dropped = self.drop1.p or self.drop2.p
+        return not dropped and isinstance(self.act, nn.GELU | QuickGELU) and _bare((self.fc1, self.fc2))
 
 
 def _trains(x: Tensor) -> bool:
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
-def _bare(layers: Sequence[nn.Linear]) -> bool:
+def _bare(layers: Sequence[Any]) -> bool:
     """Whether these layers have a bias each, and nobody put something else in their place or watches what they do."""
     return all(
         type(layer) in (Linear, nn.Linear)
@@ -112,8 +129,16 @@ def _gradients(
     rows, columns = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])  # (N, out), (N, in)
     grad_x = None if of_x is None else torch.mm(rows, weight).view(x.shape).to(of_x)
     grad_weight = None if of_weight is None else _product(rows.t(), columns, of_weight)
-    ones = _ones(rows.shape[0], rows.dtype, rows.device)
-    return grad_x, grad_weight, None if of_bias is None else _product(ones, rows, of_bias)[0]
+    return grad_x, grad_weight, None if of_bias is None else column_sums(rows).to(of_bias)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """(N, C) -> (C,) in float32: the gradient of a bias."""
+    if not x.is_cuda:
+        return x.sum(0, dtype=torch.float32)
+    from weft.kernels.gpu import linear
+
+    return linear.column_sums(x.contiguous())
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,12 +146,6 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != a.dtype and a.is_cuda:
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
-
-
-@lru_cache(maxsize=64)
-def _ones(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1, length): its product with rows is their sum."""
-    return torch.ones(1, length, dtype=dtype, device=device)
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
