@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernel_checks import DTYPES, check_gradients, check_values, random
-from weft.kernels.activation import KINDS
 from weft.kernels.choose import forced
 from weft.kernels.grouped import cases, grouped_conv_forward, plain_grouped_conv
 
-SMALL = dict(rows=32, chunk=16, block=32, splits=2)  # few programs, which the interpreter runs one by one
+SMALL = dict(rows=32, chunk=16, block=32)  # few programs, which the interpreter runs one by one
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> None:
@@ -26,7 +25,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])  # shrinking would take minutes
 @given(
     batch=st.integers(1, 2),
     height=st.integers(1, 5),
@@ -34,7 +33,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str)
     groups=st.integers(1, 4),
     inner=st.integers(1, 8),
     outer=st.integers(1, 8),
-    act=st.sampled_from(KINDS),
+    act=st.sampled_from(("none", "gelu", "silu")),
 )
 def test_any_size(
     dtype: torch.dtype, batch: int, height: int, width: int, groups: int, inner: int, outer: int, act: str

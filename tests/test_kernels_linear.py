@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.kernel_checks import DEVICE, check_values, random
 from weft.kernels import linear
+from weft.models.layers import GELU, Mlp
 
 
 def outcome(run: Callable[..., Any], layers: Sequence[Any], xs: list[Tensor], amp: bool) -> list[Tensor | None]:
@@ -28,7 +29,7 @@ def outcome(run: Callable[..., Any], layers: Sequence[Any], xs: list[Tensor], am
 def test_like_torch(kind: str, amp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     count = 3 if kind == "three" else 1
-    block = linear.Mlp(6, 8, 5).to(DEVICE)
+    block = Mlp(6, 8, 5, act_layer=GELU).to(DEVICE)
     layers: list[Any] = [block.fc1, block.fc2]
     if kind != "mlp":
         layers = [linear.Linear(6, 8).to(DEVICE) for _ in range(count)]

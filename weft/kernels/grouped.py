@@ -9,12 +9,14 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_function
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.kernels.activation import plain_activation
 from weft.kernels.case import Case
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
+
+WIDEST = 32  # channels of a group
 
 
 def plain_grouped_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int, act: str) -> Tensor:
@@ -45,6 +47,8 @@ def plain_backward(
 def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> Tensor:
     from weft.kernels.gpu import grouped
 
+    if not x.numel():
+        return _fake(x, weight, bias, groups, act)
     return grouped.forward(x.contiguous(), weight.contiguous(), bias, groups, act)
 
 
@@ -53,6 +57,8 @@ def _launch_backward(
 ) -> tuple[Tensor, Tensor]:
     from weft.kernels.gpu import grouped
 
+    if not x.numel():
+        return plain_backward(grad, x, weight, bias, groups, act)
     return grouped.backward(grad.contiguous(), x.contiguous(), weight.contiguous(), bias, groups, act)
 
 
@@ -108,6 +114,13 @@ def grouped_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int,
         return grouped_conv_forward(x.to(amp_dtype(x)), weight, bias, groups, act)
 
 
+def is_grouped(conv: nn.Conv2d) -> bool:
+    """Whether this is such a convolution; one channel in a group is a depth-wise one, many are the library's."""
+    width = max(conv.in_channels, conv.out_channels) // conv.groups
+    sizes = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
+    return conv.groups > 1 and 1 < width <= WIDEST and sizes == ((3, 3), (1, 1), (1, 1), (1, 1))
+
+
 def cases() -> list[Case]:
     """The PCM of the normal cells of vitae_tiny and vitae_small: three convolutions each, forward and backward."""
     tiles = [
@@ -120,13 +133,8 @@ def cases() -> list[Case]:
         )
     ]
     weight_tiles = [
-        dict(rows=rows, chunk=chunk, block=block, splits=splits, num_warps=warps, num_stages=stages)
-        for rows, chunk, block, splits, warps, stages in (
-            (128, 32, 64, 16, 4, 2),
-            (128, 32, 64, 8, 4, 2),
-            (128, 32, 64, 32, 4, 2),
-            (256, 32, 64, 16, 8, 2),
-        )
+        dict(rows=rows, chunk=chunk, block=block, num_warps=warps, num_stages=2)
+        for rows, chunk, block, warps in ((128, 32, 64, 4), (256, 32, 64, 8), (128, 32, 32, 4), (128, 64, 64, 8))
     ]
     result: list[Case] = []
     for groups, widths in ((64, (256, 512, 256, 256)), (96, (384, 1152, 384, 384))):
@@ -152,7 +160,7 @@ def _case(operation: str, batch: int, in_chs: int, out_chs: int, groups: int, ti
             return grouped_conv_forward(x, weight, bias, groups, "none")
         from weft.kernels.gpu import grouped
 
-        return grouped.parameter_gradients(grad, x, weight, groups)
+        return grouped.sum_up([(grad, x)], [weight], groups)
 
     def plain(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
         if operation == "grouped_conv":

@@ -9,58 +9,42 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp as TimmMlp
-from timm.layers import QuickGELU
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from weft.kernels.activation import activation_backward, activation_forward
+from weft.kernels.activation import activation, activation_backward, activation_forward
 from weft.kernels.switch import amp_dtype, usable
 
 
 class Linear(nn.Linear):
-    """A linear layer with a bias."""
+    """A linear layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
             return F.linear(input, self.weight, self.bias)
         else:  # not compiled by TorchScript
-            if _trains(input):
+            if self.bias is not None and trains(input):
                 return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
             return F.linear(input, self.weight, self.bias)
 
 
 def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
-    if _trains(xs[0]) and _bare(layers):
+    if trains(xs[0]) and _bare(layers):
         parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
         return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
 
 
-class Mlp(TimmMlp):
-    """Two linear layers and an activation between them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return self.forward_plain(x)
-        else:  # not compiled by TorchScript
-            if _trains(x) and self.is_bare():
-                parameters = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
-                kind = "gelu" if isinstance(self.act, nn.GELU) else "quick_gelu"
-                return _Mlp.apply(amp_dtype(x), kind, x, *parameters)
-            return self.forward_plain(x)
-
-    def forward_plain(self, x: Tensor) -> Tensor:
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
-
-    @torch.jit.unused
-    def is_bare(self) -> bool:
-        """Whether there is nothing but linear layers and an activation that kernels know."""
-        dropped = self.drop1.p or self.drop2.p
-        return not dropped and isinstance(self.act, nn.GELU | QuickGELU) and _bare((self.fc1, self.fc2))
+def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
+    """Two linear layers and the activation called `kind` between them."""
+    if trains(x) and _bare((fc1, fc2)):
+        return _Mlp.apply(amp_dtype(x), kind, x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    return fc2(activation(fc1(x), kind))
 
 
-def _trains(x: Tensor) -> bool:
+def trains(x: Tensor) -> bool:
+    """Whether this is training in eager mode where kernels are used."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
@@ -86,6 +70,7 @@ class _Linears(torch.autograd.Function):
         return tuple(F.linear(x, w, b) for x, w, b in zip(xs, weights, biases, strict=True))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count, needed = len(grads), ctx.needs_input_grad[1:]
         found: list[Tensor | None] = [None] * (3 * count)
@@ -107,6 +92,7 @@ class _Mlp(torch.autograd.Function):
         return F.linear(active, w2, b2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, hidden, active, w1, w2 = ctx.saved_tensors
         of_x, of_w1, of_b1, of_w2, of_b2 = (

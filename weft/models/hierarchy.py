@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive
 from weft.kernels.layer_norm import residual_norm, residual_norm_apart
-from weft.kernels.linear import Mlp
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
-from weft.models.layers import GELU, LayerNorm, PositionEmbedding, StochasticDepth, fix_size, image_to_map
+from weft.models.layers import GELU, LayerNorm, Mlp, PositionEmbedding, StochasticDepth, fix_size, image_to_map
 
 
 class TransformerBlock(nn.Module):

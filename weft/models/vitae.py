@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.kernels.layer_norm import residual_norm
+from weft.kernels.pcm import is_one_step, train_pcm
 from weft.kernels.residual import add_branch
 from weft.kernels.stem import stem_pyramid
 from weft.models.base import build
@@ -184,21 +185,29 @@ class NormalCell(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        _, _, z = residual_norm(
-            x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
-        )  # (B, [1 +] H*W, C)
+        _, _, z = residual_norm(x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
         local: Optional[Tensor] = None
         keep: Optional[Tensor] = None
         if self.pcm is not None:
-            local, keep = self.pcm(x), self.drop_path(x)  # from x as it is, without a norm
-            if not self.late:
-                x, _ = add_branch(x, None, present(local), None, keep)
-        y = self.attn(z)
+            keep = self.drop_path(x)
+            if self.late:
+                local = self.pcm(x)
+            else:
+                x = self.add_local(x, keep)
+        y = self.attn(z)  # (B, [1 +] H*W, C)
         x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
         x, cls = add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
-        if local is not None and self.late:
+        if local is not None:
             x, _ = add_branch(x, None, local, None, keep)
         return x, cls
+
+    def add_local(self, x: Tensor, keep: Optional[Tensor]) -> Tensor:
+        """x + keep PCM(x); the PCM reads x as it is, without a norm."""
+        if torch.jit.is_scripting():
+            return add_branch(x, None, self.pcm(x), None, keep)[0]  # pyright: ignore[reportOptionalCall]
+        else:  # not compiled by TorchScript
+            pcm: Any = self.pcm
+            return train_pcm(x, keep, pcm) if is_one_step(x, pcm) else add_branch(x, None, pcm(x), None, keep)[0]
 
 
 class ViTAE(FlatModel):

@@ -6,6 +6,7 @@ its diagonal and zeros elsewhere; `_pack` writes these matrices out, one for eac
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,8 +19,10 @@ from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch
 
 PACK = 1024  # weights that one program packs
+JOB = tl.constexpr(10)  # numbers that describe to `_pack` what to do
+SPLITS, LEAST = 16, 32  # programs that share the rows of a map, and the fewest rows that are worth one
 CONVOLVE = dict(rows=128, chunk=32, block=32, num_warps=4, num_stages=3)
-SUM_UP = dict(rows=128, chunk=32, block=64, splits=16, num_warps=4, num_stages=2)
+SUM_UP = dict(rows=128, chunk=32, block=64, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -31,30 +34,33 @@ def _first(block, C_IN: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WINDO
 
 
 @triton.jit
-def _pack(
-    weight,
-    packed,
-    size,
-    C_IN: tl.constexpr,
-    C_OUT: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """(blocks, 9, CHUNKS * CHUNK, BLOCK) matrices; TRANSPOSED makes those of the gradient of the map."""
+def _pack(first, second, third, table, packed, SIZE: tl.constexpr):
+    """The matrices of up to three convolutions, forward or for the gradient of the map, one job of `table` for each.
+
+    A job makes (blocks, 9, WINDOW, BLOCK) matrices; its row in the table is written by `pack`.
+    """
+    table += tl.program_id(1) * JOB
+    source, start, size = tl.load(table), tl.load(table + 1), tl.load(table + 2)
+    c_in, c_out, inner, outer = tl.load(table + 3), tl.load(table + 4), tl.load(table + 5), tl.load(table + 6)
+    window, width, backward = tl.load(table + 7), tl.load(table + 8), tl.load(table + 9)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    row = at // BLOCK
-    tap = row // (CHUNKS * CHUNK) % 9
-    block = row // (CHUNKS * CHUNK * 9)
-    c = _first(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + row % (CHUNKS * CHUNK)
-    o = block * BLOCK + at % BLOCK
-    source = (c * OUT + o % OUT) * 9 + 8 - tap if TRANSPOSED else (o * IN + c % IN) * 9 + tap
-    value = tl.load(weight + source, mask=(c // IN == o // OUT) & (o < C_OUT), other=0.0)
-    tl.store(packed + at, value, mask=at < size)
+    row = at // width
+    tap = row // window % 9
+    block = row // (window * 9)
+    align = tl.where(c_in % 8 == 0, 8, 1)
+    start_c = tl.minimum(block * width // outer * inner // align * align, tl.maximum(c_in - window, 0) // align * align)
+    c = start_c + row % window
+    o = block * width + at % width
+    place = tl.where(backward == 1, (c * outer + o % outer) * 9 + 8 - tap, (o * inner + c % inner) * 9 + tap)
+    mask = (at < size) & (c // inner == o // outer) & (o < c_out)
+    value = tl.zeros((SIZE,), tl.float32)
+    if source == 0:
+        value = tl.load(first + place, mask=mask, other=0.0).to(tl.float32)
+    if source == 1:
+        value = tl.load(second + place, mask=mask, other=0.0).to(tl.float32)
+    if source == 2:
+        value = tl.load(third + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(packed + start + at, value, mask=at < size)
 
 
 @triton.jit
@@ -62,8 +68,10 @@ def _convolve(
     x,
     packed,
     bias,
-    upstream,
+    residual,
+    keep,
     y,
+    start_packed,
     rows,
     height,
     width,
@@ -77,9 +85,11 @@ def _convolve(
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_KEEP: tl.constexpr,
     GRADIENT: tl.constexpr,
 ):
-    """Convolution and activation; with GRADIENT, `upstream` times the activation's slope instead."""
+    """residual + keep act(convolution); with GRADIENT, residual * keep * slope(convolution)."""
     BLOCKS: tl.constexpr = (C_OUT + BLOCK - 1) // BLOCK
     block, tile = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     r = tl.arange(0, ROWS)
@@ -89,7 +99,7 @@ def _convolve(
     c = _first(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + tl.arange(0, CHUNK)
     start = tile.to(tl.int64) * ROWS
     x += start * C_IN
-    packed += block * 9 * CHUNKS * CHUNK * BLOCK
+    packed += start_packed + block * 9 * CHUNKS * CHUNK * BLOCK
     matrix = tl.arange(0, CHUNK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
 
     total = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -108,10 +118,13 @@ def _convolve(
     at = start * C_OUT + r[:, None] * C_OUT + o[None, :]
     if HAS_BIAS:
         total += tl.load(bias + o, mask=o < C_OUT, other=0.0).to(tl.float32)[None, :]
-    if GRADIENT:
-        total = slope(total, KIND) * tl.load(upstream + at, mask=mask, other=0.0).to(tl.float32)
-    else:
-        total = activate(total, KIND)
+    total = slope(total, KIND) if GRADIENT else activate(total, KIND)
+    if HAS_KEEP:
+        picture = (tile * ROWS + r) // (height * width)
+        total *= tl.load(keep + picture, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if HAS_RESIDUAL:
+        other = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        total = total * other if GRADIENT else total + other
     tl.store(y + at, total, mask=mask)
 
 
@@ -120,6 +133,8 @@ def _parameters(
     grad,
     x,
     partial,
+    start_partial,
+    stride,
     rows,
     height,
     width,
@@ -172,13 +187,24 @@ def _parameters(
 
     # What lies beside the diagonal belongs to no weight.
     mask = (c[None, :] // IN == o[:, None] // OUT) & (o < C_OUT)[:, None] & (c < C_IN)[None, :]
-    partial += split * C_OUT * (IN * 9 + 1)
+    partial += start_partial + split * stride
     at = partial + (o[:, None] * IN + c[None, :] % IN) * 9 + kernel_row * 3
     tl.store(at, left, mask=mask)
     tl.store(at + 1, middle, mask=mask)
     tl.store(at + 2, right, mask=mask)
     if for_bias:
         tl.store(partial + C_OUT * IN * 9 + o, bias, mask=o < C_OUT)
+
+
+class Plan(NamedTuple):
+    """How a convolution of a map is launched."""
+
+    rows: int  # of the map
+    tile: tuple[int, ...]  # what its kernels are compiled for, C_IN to ROWS
+    blocks: int
+    size: int  # numbers in all its matrices
+    num_warps: int
+    num_stages: int
 
 
 @cache
@@ -193,74 +219,114 @@ def _chunks(c_in: int, c_out: int, groups: int, chunk: int, block: int) -> int:
     return cdiv(widest, chunk)
 
 
+def plan(operation: str, rows: int, c_in: int, c_out: int, groups: int, device: torch.device) -> Plan:
+    default = CONVOLVE if operation == "grouped_conv" else SUM_UP
+    at = launch_parameters(operation, device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
+    return _plan(
+        rows, c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"]
+    )  # fmt: skip
+
+
+@cache
 def _plan(
-    operation: str, x: Tensor, c_out: int, groups: int, default: dict[str, int]
-) -> tuple[int, tuple[int, ...], dict[str, int]]:
-    """Rows of the map, what all kernels of a convolution are compiled for (C_IN to BLOCK), and launch parameters."""
-    c_in = x.shape[3]
-    rows = x.numel() // c_in
-    at = launch_parameters(operation, x.device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
-    chunk, block = at["chunk"], at["block"]
-    chunks = _chunks(c_in, c_out, groups, chunk, block)
-    return rows, (c_in, c_out, c_in // groups, c_out // groups, chunks, chunk, block), at
+    rows: int, c_in: int, c_out: int, groups: int, step: int, chunk: int, block: int, num_warps: int, num_stages: int
+) -> Plan:
+    chunks, blocks = _chunks(c_in, c_out, groups, chunk, block), cdiv(c_out, block)
+    tile = (c_in, c_out, c_in // groups, c_out // groups, chunks, chunk, block, step)
+    return Plan(rows, tile, blocks, blocks * 9 * chunks * chunk * block, num_warps, num_stages)
 
 
-def _options(at: dict[str, int]) -> dict[str, int]:
-    return dict(num_warps=at["num_warps"], num_stages=at["num_stages"])
+class Jobs(NamedTuple):
+    """What `_pack` has to do: a row of numbers for each plan, and where the matrices of each start."""
+
+    table: Tensor
+    starts: list[int]
+    size: int
+    grid: tuple[int, int]
 
 
-def convolution(
+@cache
+def jobs(plans: tuple[tuple[int, Plan, bool], ...], device: torch.device) -> Jobs:
+    """For each plan comes the number of its weight, and whether it is that of a gradient."""
+    table, starts, end = [], [], 0
+    for number, way, backward in plans:
+        c_in, c_out, inner, outer, chunks, chunk, block, _ = way.tile
+        table.append((number, end, way.size, c_in, c_out, inner, outer, chunks * chunk, block, backward))
+        starts.append(end)
+        end += cdiv(way.size, 16) * 16
+    grid = (cdiv(max(way.size for _, way, _ in plans), PACK), len(plans))
+    return Jobs(torch.tensor(table, dtype=torch.int32, device=device), starts, end, grid)
+
+
+def pack(weights: list[Tensor], todo: Jobs, dtype: torch.dtype) -> Tensor:
+    """The matrices of up to three weights, one behind the other."""
+    packed = torch.empty(todo.size, dtype=dtype, device=weights[0].device)
+    first, second, third = (weights * 3)[:3]
+    launch(_pack, todo.grid, first, second, third, todo.table, packed, PACK, num_warps=4)
+    return packed
+
+
+def convolve(
     x: Tensor,
-    weight: Tensor,
+    packed: Tensor,
+    start: int,
     bias: Tensor | None,
-    groups: int,
-    act: str,
-    upstream: Tensor | None = None,
-    transposed: bool = False,
+    way: Plan,
+    act: str = "none",
+    residual: Tensor | None = None,
+    keep: Tensor | None = None,
+    gradient: bool = False,
 ) -> Tensor:
+    """residual + keep act(convolution); with `gradient`, residual * keep * slope(convolution)."""
     batch, height, width, _ = x.shape
-    c_out = weight.shape[1] * groups if transposed else weight.shape[0]
-    rows, tile, at = _plan("grouped_conv", x, c_out, groups, CONVOLVE)
-    *_, chunks, chunk, block = tile
-    blocks = cdiv(c_out, block)
-    size = blocks * 9 * chunks * chunk * block
-    packed = torch.empty(size, dtype=x.dtype, device=x.device)
-    y = torch.empty(batch, height, width, c_out, dtype=x.dtype, device=x.device)
-    if rows:
-        launch(_pack, (cdiv(size, PACK),), weight, packed, size, *tile, transposed, PACK, num_warps=4)
-        grid = (blocks * cdiv(rows, at["rows"]),)
-        launch(
-            _convolve, grid, x, packed, x if bias is None else bias, x if upstream is None else upstream, y, rows,
-            height, width, *tile, at["rows"], KINDS[act], bias is not None, upstream is not None, **_options(at),
-        )  # fmt: skip
+    y = torch.empty(batch, height, width, way.tile[1], dtype=x.dtype, device=x.device)
+    launch(
+        _convolve, (way.blocks * cdiv(way.rows, way.tile[7]),),
+        x, packed, x if bias is None else bias, x if residual is None else residual, x if keep is None else keep, y,
+        start, way.rows, height, width, *way.tile,
+        KINDS[act], bias is not None, residual is not None, keep is not None, gradient,
+        num_warps=way.num_warps, num_stages=way.num_stages,
+    )  # fmt: skip
     return y
 
 
-def parameter_gradients(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Gradients of weight and bias, one behind the other, summed in a fixed order."""
-    _, height, width, _ = x.shape
-    c_out = weight.shape[0]
-    rows, tile, at = _plan("grouped_conv_weight", x, c_out, groups, SUM_UP)
-    *_, chunks, _, block = tile
-    length = cdiv(cdiv(rows, at["splits"]), at["rows"]) * at["rows"]
-    splits = cdiv(rows, length) if rows else 0
-    partial = torch.empty(splits, weight.numel() + c_out, dtype=torch.float32, device=x.device)
-    if rows:
-        grid = (3 * chunks * cdiv(c_out, block), splits)
+def sum_up(pairs: list[tuple[Tensor, Tensor]], weights: list[Tensor], groups: int) -> Tensor:
+    """For each pair of gradient and map those of weight and bias, one behind the other, summed in a fixed order."""
+    batch, height, width, _ = pairs[0][1].shape
+    rows, device = batch * height * width, weights[0].device
+    length, splits = sum(weight.numel() + len(weight) for weight in weights), min(SPLITS, cdiv(rows, LEAST))
+    partial = torch.empty(splits, length, dtype=torch.float32, device=device)
+    start = 0
+    for (grad, x), weight in zip(pairs, weights, strict=True):
+        way = plan("grouped_conv_weight", rows, x.shape[3], len(weight), groups, device)
+        step = way.tile[7]
         launch(
-            _parameters, grid, grad, x, partial, rows, height, width, length, *tile, at["rows"], **_options(at)
+            _parameters, (3 * way.tile[4] * way.blocks, splits),
+            grad, x, partial, start, length, rows, height, width, cdiv(cdiv(rows, splits), step) * step, *way.tile,
+            num_warps=way.num_warps, num_stages=way.num_stages,
         )  # fmt: skip
+        start += weight.numel() + len(weight)
     return partial.sum(0)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> Tensor:
-    return convolution(x, weight, bias, groups, act)
+    batch, height, width, c_in = x.shape
+    way = plan("grouped_conv", batch * height * width, c_in, len(weight), groups, x.device)
+    packed = pack([weight], jobs(((0, way, False),), x.device), x.dtype)
+    return convolve(x, packed, 0, bias, way, act)
 
 
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str
 ) -> tuple[Tensor, Tensor]:
-    if act != "none":  # what went into the activation is computed again rather than kept
-        grad = convolution(x, weight, bias, groups, act, upstream=grad)
-    grad_x = convolution(grad, weight, None, groups, "none", transposed=True)
-    return grad_x, parameter_gradients(grad, x, weight, groups)
+    batch, height, width, c_in = x.shape
+    rows, c_out = batch * height * width, len(weight)
+    back = plan("grouped_conv", rows, c_out, c_in, groups, x.device)
+    if act == "none":
+        packed = pack([weight], jobs(((0, back, True),), x.device), x.dtype)
+    else:  # what went into the activation is computed again rather than kept
+        way = plan("grouped_conv", rows, c_in, c_out, groups, x.device)
+        todo = jobs(((0, back, True), (0, way, False)), x.device)
+        packed = pack([weight], todo, x.dtype)
+        grad = convolve(x, packed, todo.starts[1], bias, way, act, residual=grad, gradient=True)
+    return convolve(grad, packed, 0, None, back), sum_up([(grad, x)], [weight], groups)
