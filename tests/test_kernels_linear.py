@@ -1,17 +1,20 @@
 """Linear layers in training: the same values and gradients as torch's, with and without autocast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.kernel_checks import DEVICE, random
+from tests.kernel_checks import DEVICE, check_values, random
 from weft.kernels import linear
+from weft.models.layers import GELU, Mlp
 
 
-def outcome(run: Callable[..., Any], layers: list[nn.Linear], xs: list[Tensor], amp: bool) -> list[Tensor | None]:
+def outcome(run: Callable[..., Any], layers: Sequence[Any], xs: list[Tensor], amp: bool) -> list[Tensor | None]:
     for layer in layers:
         layer.zero_grad()
     xs = [x.detach().requires_grad_() for x in xs]
@@ -26,11 +29,14 @@ def outcome(run: Callable[..., Any], layers: list[nn.Linear], xs: list[Tensor], 
 def test_like_torch(kind: str, amp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     count = 3 if kind == "three" else 1
-    layers = [nn.Linear(6, 8).to(DEVICE) for _ in range(count)] + [nn.Linear(8, 5).to(DEVICE)] * (kind == "mlp")
+    block = Mlp(6, 8, 5, act_layer=GELU).to(DEVICE)
+    layers: list[Any] = [block.fc1, block.fc2]
+    if kind != "mlp":
+        layers = [linear.Linear(6, 8).to(DEVICE) for _ in range(count)]
     xs = [random(2, 3, 4, 6, seed=i) for i in range(count)]
     runs = {
-        "mlp": lambda x: (linear.mlp(x, layers[0], "gelu", layers[-1]),),
-        "one": lambda x: linear.linears((x,), layers),
+        "mlp": lambda x: (block(x),),
+        "one": lambda x: (layers[0](x),),
         "three": lambda *xs: linear.linears(xs, layers),
     }
     wanted = outcome(runs[kind], layers, xs, amp)
@@ -53,3 +59,11 @@ def test_only_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.register_forward_hook(lambda *args: seen.append(args))
     linear.linears((random(4, 3),), (layer,))
     assert seen
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 300), columns=st.integers(1, 70))
+def test_sums_over_rows(rows: int, columns: int) -> None:
+    from weft.kernels.gpu.linear import column_sums
+
+    check_values(column_sums, lambda x: x.sum(0), random(rows, columns, dtype=torch.bfloat16))

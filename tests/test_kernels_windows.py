@@ -20,14 +20,15 @@ def tensors(shape: tuple[int, int, int], heads: int, dim: int, window: int, dtyp
 
 
 def check(given: list[Tensor], window: int, shifted: bool, programs: int = 99) -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return window_attention(q, k, v, table, window, shifted)
+
+    def twin(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return plain_window_attention(q, k, v, table, window, shifted)
+
     with forced({"programs": programs}):
-        for compare, factor in ((check_values, 2), (check_gradients, 4)):
-            compare(
-                lambda *t: window_attention(*t, window, shifted),
-                lambda *t: plain_window_attention(*t, window, shifted),
-                *given,
-                factor=factor,
-            )
+        check_values(kernel, twin, *given, factor=2)
+        check_gradients(kernel, twin, *given, factor=4)
 
 
 @st.composite
@@ -38,7 +39,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     size=sizes(),
     batch=st.integers(1, 3),
@@ -62,12 +63,17 @@ def test_maps_are_read_in_place() -> None:
     joint = random(2, 1 + 4 * 5, 3 * 16)
     views = joint[:, 1:].view(2, 4, 5, 48).chunk(3, dim=-1)
     table = random(25, 2)
-    check([*views, table], 3, True)
-    check([views[0], views[1].contiguous(), views[2].transpose(1, 2).contiguous().transpose(1, 2), table], 3, True)
+    check([*views, table], 3, True, programs=1)
+    check(
+        [views[0], views[1].contiguous(), views[2].transpose(1, 2).contiguous().transpose(1, 2), table],
+        3,
+        True,
+        programs=1,
+    )
 
 
 def test_it_is_an_operator() -> None:
-    given = [t.requires_grad_() for t in tensors((1, 3, 4), 2, 8, 2, torch.float32)]
+    given = [t.requires_grad_() for t in tensors((1, 3, 2), 1, 8, 2, torch.float32)]
     torch.library.opcheck(torch.ops.weft.window_attention.default, (*given, 2, True))
 
 
@@ -84,7 +90,7 @@ def test_attention_of_the_models_is_the_same(kind: str, monkeypatch: pytest.Monk
     layer = (
         LEWinAttention(32, 2, 4, True, "none", 0.0, 0.0) if kind == "lewin" else SwinBlock(32, 2, 4, True, 1, 0, 0, 0)
     )
-    layer, x = layer.to(DEVICE), random(2, 6, 7, 32)
+    layer, x = layer.to(DEVICE), random(1, 6, 7, 32)
     results = []
     for on in (False, True):
         calls = []

@@ -5,25 +5,25 @@ longer than the matrix products beside it. In inference and for compilers a line
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from weft.kernels.activation import activation, activation_backward, activation_forward
 from weft.kernels.switch import amp_dtype, usable
 
 
 class Linear(nn.Linear):
-    """A linear layer with a bias."""
+    """A linear layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
             return F.linear(input, self.weight, self.bias)
         else:  # not compiled by TorchScript
-            if trains(input):
+            if self.bias is not None and trains(input):
                 return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
             return F.linear(input, self.weight, self.bias)
 
@@ -48,7 +48,7 @@ def trains(x: Tensor) -> bool:
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
-def _bare(layers: Sequence[nn.Linear]) -> bool:
+def _bare(layers: Sequence[Any]) -> bool:
     """Whether these layers have a bias each, and nobody put something else in their place or watches what they do."""
     return all(
         type(layer) in (Linear, nn.Linear)
@@ -70,6 +70,7 @@ class _Linears(torch.autograd.Function):
         return tuple(F.linear(x, w, b) for x, w, b in zip(xs, weights, biases, strict=True))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count, needed = len(grads), ctx.needs_input_grad[1:]
         found: list[Tensor | None] = [None] * (3 * count)
@@ -91,6 +92,7 @@ class _Mlp(torch.autograd.Function):
         return F.linear(active, w2, b2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, hidden, active, w1, w2 = ctx.saved_tensors
         of_x, of_w1, of_b1, of_w2, of_b2 = (
@@ -113,8 +115,16 @@ def _gradients(
     rows, columns = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])  # (N, out), (N, in)
     grad_x = None if of_x is None else torch.mm(rows, weight).view(x.shape).to(of_x)
     grad_weight = None if of_weight is None else _product(rows.t(), columns, of_weight)
-    ones = _ones(rows.shape[0], rows.dtype, rows.device)
-    return grad_x, grad_weight, None if of_bias is None else _product(ones, rows, of_bias)[0]
+    return grad_x, grad_weight, None if of_bias is None else column_sums(rows).to(of_bias)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """(N, C) -> (C,) in float32: the gradient of a bias."""
+    if not x.is_cuda:
+        return x.sum(0, dtype=torch.float32)
+    from weft.kernels.gpu import linear
+
+    return linear.column_sums(x.contiguous())
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,12 +132,6 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != a.dtype and a.is_cuda:
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
-
-
-@lru_cache(maxsize=64)
-def _ones(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1, length): its product with rows is their sum."""
-    return torch.ones(1, length, dtype=dtype, device=device)
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
