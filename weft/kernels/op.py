@@ -41,7 +41,7 @@ def define(
     def run(*args: Any) -> Any:
         device = next((value.device for value in args if isinstance(value, Tensor)), None)
         if device is None or not has_triton() or not (device.type == "cuda" or interpreted()):
-            return plain(*args)
+            return _in_order(plain(*args))
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):  # Triton launches on the current one
                 return launch(*args)
@@ -59,6 +59,13 @@ def define(
         return direct(*args) if _nobody_looks(args) else operator(*args)
 
     return call
+
+
+def _in_order(outputs: Any) -> Any:
+    """What kernels and fakes give is contiguous; a twin may give views of another order."""
+    if isinstance(outputs, tuple):
+        return tuple(None if out is None else out.contiguous() for out in outputs)
+    return outputs.contiguous()
 
 
 def _filled(outputs: Any) -> Any:
