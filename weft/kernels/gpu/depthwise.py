@@ -272,12 +272,15 @@ def add_shares(partials: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> None
 Tiles = tuple[bool, bool, int, int, int, int]  # EVEN, WIDE, ROWS, COLS, BLOCK_C, UNROLL
 
 
-def tiles(operation: str, x: Tensor, kernel: int, stride: int, **shape: bool) -> tuple[Tiles, int, int, int]:
+def tiles(
+    operation: str, x: Tensor, kernel: int, stride: int, filters: int = 1, **shape: bool
+) -> tuple[Tiles, int, int, int]:
     """How to cut the outputs of a map x (B, H, W, C): tiles, how many there are, blocks of channels, warps."""
     batch, height, width, channels = x.shape
     rows, cols = cdiv(height, stride), cdiv(width, stride)
-    # Large kernels have many taps: one channel a lane leaves them room.
-    default = dict(rows=14, cols={3: 7, 5: 4, 7: 2}[kernel], block_c=64 if kernel == 3 else 32, unroll=1, num_warps=1)
+    # Two channels a lane, but one where taps are many, for which there would be no registers.
+    block_c = 64 if filters * kernel * kernel == 9 else 32
+    default = dict(rows=14, cols={3: 7, 5: 4, 7: 2}[kernel], block_c=block_c, unroll=1, num_warps=1)
     sizes = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
     at = launch_parameters(operation, x.device, default, **sizes, **shape)
     tile_rows = min(at["rows"], rows)

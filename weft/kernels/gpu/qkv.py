@@ -201,7 +201,7 @@ def forward(
     q = torch.empty(batch, first + height * width, channels, dtype=x.dtype, device=x.device)
     k = torch.empty(batch, first + rows * cols, channels, dtype=x.dtype, device=x.device)
     v = torch.empty_like(k)
-    cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride)
+    cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride, filters=3)
     if q.numel():
         launch(
             _forward, (count * blocks,), x, cls, *weights, *affine, q, k, v, height, width, rows, cols, x.stride(0),
@@ -220,7 +220,7 @@ def backward(
     grad_q, grad_k, grad_v = (tokens_in_place(grad) for grad in grads)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_cls = x.new_empty(batch, 1, channels) if has_cls else None
-    cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride)
+    cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride, filters=3)
     has_bias = bias is not None
     partials = x.new_empty(shares, 3, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
