@@ -13,9 +13,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from curves import smooth
-from gpu_models import PUBLISHED, WORDS, newest, table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from speed_table import PUBLISHED, WORDS, Line, newest, table
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 OURS, THEIRS, GOAL = "#1f77b4", "#7f7f7f", "#d62728"
@@ -34,25 +34,36 @@ STYLE = {
 def ratios(results: dict[str, Any]) -> Figure:
     """A panel for each part of the table: how many times as fast as the peer, and the goal."""
     lines = [line for line in table(results) if line.ratio is not None]
-    names = list(dict.fromkeys(f"{line.pair.ours}\nto {line.pair.peer.split('_patch')[0]}" for line in lines))
-    parts = [part for part in WORDS if any(line.part == part for line in lines)]
-    figure, panels = plt.subplots(1, len(parts), sharey=True, squeeze=False, figsize=(11, 0.9 + 0.42 * len(names)))
-    for panel, part in zip(panels[0], parts, strict=True):
-        for line in lines:
-            if line.part == part:
-                at = names.index(f"{line.pair.ours}\nto {line.pair.peer.split('_patch')[0]}")
-                panel.barh(at, line.ratio, height=0.62, color=OURS)
-                panel.text(line.ratio, at, f" {line.ratio:.2f}", va="center", fontsize=8)
-                if line.goal is not None:
-                    panel.plot([line.goal] * 2, [at - 0.42, at + 0.42], color=GOAL, lw=2)
-        panel.axvline(1, color=THEIRS, lw=1)
-        panel.set_title(WORDS[part], fontsize=9)
-        panel.margins(x=0.15)
-        panel.grid(axis="y", visible=False)
-    panels[0][0].set_yticks(range(len(names)), names, fontsize=8)
-    panels[0][0].invert_yaxis()
+    kinds = {"inference": "inference", "training": "training step"}
+    found = {kind: [line for line in lines if WORDS[line.part].startswith(kind)] for kind in kinds}
+    found = {kind: lines for kind, lines in found.items() if lines}
+    across = max(len({line.part for line in lines}) for lines in found.values())
+    figure, grid = plt.subplots(len(found), across, sharey="row", squeeze=False, figsize=(10, 4.2 * len(found)))
+    for panels, lines in zip(grid, found.values(), strict=True):
+        names = list(dict.fromkeys(_name(line) for line in lines))
+        for panel, part in zip(panels, dict.fromkeys(line.part for line in lines), strict=False):
+            _bars(panel, [line for line in lines if line.part == part], names)
+            panel.set_title(WORDS[part], fontsize=9)
+        panels[0].set_yticks(range(len(names)), names, fontsize=8)
+        panels[0].invert_yaxis()
     figure.supxlabel("times as fast as the peer in the same run; red: the goal", fontsize=9)
     return figure
+
+
+def _name(line: Line) -> str:
+    return f"{line.pair.ours}\nto {line.pair.peer.split('_patch')[0]}"
+
+
+def _bars(panel: Axes, lines: list[Line], names: list[str]) -> None:
+    for line in lines:
+        at, ratio = names.index(_name(line)), line.ratio or 0.0
+        panel.barh(at, ratio, height=0.62, color=OURS)
+        panel.text(ratio, at, f" {ratio:.2f}", va="center", fontsize=8)
+        if line.goal is not None:
+            panel.plot([line.goal] * 2, [at - 0.42, at + 0.42], color=GOAL, lw=2)
+    panel.axvline(1, color=THEIRS, lw=1)
+    panel.margins(x=0.15)
+    panel.grid(axis="y", visible=False)
 
 
 def growth(results: dict[str, Any]) -> Figure:

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_models import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
+from speed_table import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
 
 from weft.kernels.choose import MEASURED  # noqa: E402
 
@@ -50,6 +50,13 @@ def by_pair(results: dict[str, Any]) -> dict[Any, dict[str, Line]]:
 
 
 def speed(results: dict[str, Any]) -> Iterator[str]:
+    yield from picture("How many times as fast as the peer", "speed.png")
+    for kind in ("inference", "training step"):
+        yield from ratios(results, [part for part, words in WORDS.items() if words.startswith(kind)])
+        yield ""
+
+
+def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
     """Pictures per second of us and the peer, and the ratio with its goal."""
 
     def cell(line: Line | None) -> str:
@@ -61,16 +68,11 @@ def speed(results: dict[str, Any]) -> Iterator[str]:
         ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
         return f"{line.ours:,.0f} / {line.peer:,.0f} = {ratio}{goal}"
 
-    yield from picture("How many times as fast as the peer", "speed.png")
-    rows = (
-        [
-            f"`{pair.ours}`",
-            pair.peer if pair.peer == PUBLISHED else f"`{pair.peer}`",
-            *(cell(lines.get(p)) for p in WORDS),
-        ]
-        for pair, lines in by_pair(results).items()
-    )
-    yield from markdown(["model", "peer", *WORDS.values()], rows)
+    rows = []
+    for pair, lines in by_pair(results).items():
+        peer = pair.peer if pair.peer == PUBLISHED else f"`{pair.peer}`"
+        rows.append([f"`{pair.ours}`", peer, *(cell(lines.get(part)) for part in parts)])
+    yield from markdown(["model", "peer", *(WORDS[part] for part in parts)], rows)
 
 
 def growth(results: dict[str, Any]) -> Iterator[str]:
@@ -94,7 +96,7 @@ def memory(results: dict[str, Any]) -> Iterator[str]:
             return "–"
         return f"{row['gib']:.2f} GiB, {1024 * row['gib'] / row['batch']:.0f} MiB a picture"
 
-    parts = [part for part in WORDS if part.startswith("train")]
+    parts = ("train", "train-compiled")
     header = [f"{whose}, {WORDS[part].split(', ')[1]}" for part in parts for whose in ("ours", "peer's")]
     lines = (
         [f"`{pair.ours}`", *(cell(part, name) for part in parts for name in (pair.ours, pair.peer))]
@@ -104,7 +106,7 @@ def memory(results: dict[str, Any]) -> Iterator[str]:
 
 
 def floors(results: dict[str, Any]) -> Iterator[str]:
-    """Milliseconds of a batch over the least that it could take."""
+    """Milliseconds of a batch, compiled or replayed, whichever is faster, over the least that it could take."""
 
     def cell(line: Line | None) -> list[str]:
         if line is None or line.floor is None:
@@ -115,9 +117,10 @@ def floors(results: dict[str, Any]) -> Iterator[str]:
     for pair, lines in by_pair(results).items():
         least = results.get("floors", {}).get(pair.ours, {})
         row = [f"`{pair.ours}`"]
-        for kind, part in (("inference", "compiled"), ("train", "train-compiled")):
-            chosen = lines.get(part) or lines.get(part.replace("compiled", "").strip("-") or "eager")
-            row += [f"{least[kind]:.2f} ms" if kind in least else "–", *cell(chosen)]
+        for kind, parts in (("inference", ("compiled", "replayed")), ("train", ("train-compiled", "train-replayed"))):
+            measured = [lines[part] for part in parts if part in lines]
+            best = min(measured, key=lambda line: line.milliseconds, default=None)
+            row += [f"{least[kind]:.2f} ms" if kind in least else "–", *cell(best)]
         rows.append(row)
     times = ["time", "times the floor"]
     yield from markdown(["model", "floor of inference", *times, "floor of training", *times], rows)

@@ -19,6 +19,7 @@ from weft.kernels.case import Case, all_cases
 from weft.kernels.compare import relative_errors
 
 import gpu_models  # isort: skip
+import speed_table  # isort: skip
 
 CPU = torch.device("cpu")
 QUICK = ["--img-size", "32", "--batch", "1", "--seconds", "0.001", "--device", "cpu"]
@@ -87,7 +88,15 @@ def test_command(command, tmp_path):
     assert {"date", "machine", "versions", "settings", "rows"} == found.keys()
     assert found["versions"]["torch"] == torch.__version__.split("+")[0]
     assert found["settings"] == dict(
-        train=False, compile=False, batch=1, img_size=32, dtype="fp32", device="cpu", fuse=True, seconds=0.001
+        train=False,
+        compile=False,
+        replay=False,
+        batch=1,
+        img_size=32,
+        dtype="fp32",
+        device="cpu",
+        fuse=True,
+        seconds=0.001,
     )
     row = found["rows"][0]
     assert row["low"] <= row["pictures_per_second"] <= row["high"]
@@ -107,14 +116,14 @@ def test_command_trains_and_prints_json(command):
 
 def test_one_model_that_does_not_fit(command, monkeypatch):
     """Its row says why, and the others are measured."""
-    make_step = bench.make_step
+    make_model = bench.make_model
 
     def short_of_memory(name: str, settings: bench.Settings) -> Any:
         if name == "ceit_nano":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return make_step(name, settings)
+        return make_model(name, settings)
 
-    monkeypatch.setattr(bench, "make_step", short_of_memory)
+    monkeypatch.setattr(bench, "make_model", short_of_memory)
     code, out, _ = command("bench", "ceit_nano", "cvt_nano", *QUICK)
     assert code == 1
     assert "does not fit into memory at batch 1; try a smaller --batch" in out.splitlines()[2]
@@ -131,6 +140,7 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         ([], ["weft models", "--kernels"]),
         (["cvt_nano", "--only", "depthwise"], ["--kernels"]),
         (["cvt_nano", "--dtype", "fp16", "--device", "cpu"], ["fp16", "GPU"]),
+        (["cvt_nano", "--replay", "--device", "cpu"], ["--replay", "GPU"]),
         (["cvt_nano", "--seconds", "0"], ["seconds"]),
         (["cvt_nano", "--batch", "0"], ["batch"]),
         (["cvt_nano", "--json", "no/such/folder/f.json"], ["--json"]),
@@ -315,8 +325,8 @@ class InPlace(gpu_models.Desk):
 
 PLAN = gpu_models.Plan(
     pairs=(
-        gpu_models.Pair("vt_resnet_nano", "test_resnet", 1e-9, None, 1e9),
-        gpu_models.Pair("test_vit", gpu_models.PUBLISHED, None, None, 2.5),
+        speed_table.Pair("vt_resnet_nano", "test_resnet", 1e-9, None, 1e9),
+        speed_table.Pair("test_vit", speed_table.PUBLISHED, None, None, 2.5),
     ),
     device="cpu",
     dtype="fp32",
@@ -335,17 +345,20 @@ PLAN = gpu_models.Plan(
 def test_gpu_models(tmp_path, monkeypatch, capsys):
     path, opened = tmp_path / "results.json", []
 
-    def desks(pairs: Any, plan: Any) -> Any:
-        opened.append([pair.ours for pair in pairs])
-        return {pair.ours: InPlace(pair, plan) for pair in pairs}
+    def desks(names: Any, plan: Any) -> Any:
+        opened.append(names)
+        return {name: InPlace(next(pair for pair in PLAN.pairs if pair.ours == name[0]), plan) for name in names}
 
-    gpu_models.run(PLAN, ["eager"], path, desks)
+    gpu_models.run(PLAN, ["eager", "replayed"], path, desks)
     gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)
     gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)  # has nothing left to do
-    assert opened == [["vt_resnet_nano", "test_vit"]] * 2 + [[]]
-    results = gpu_models.load(path)
+    inference, training = ([(pair.ours, train) for pair in reversed(PLAN.pairs)] for train in (False, True))
+    assert opened == [inference, [training[0], inference[1], training[1]], []]
+    results = speed_table.load(path)
     assert [(row["part"], row["model"]) for row in results["rows"]] == [
-        (part, model) for part in ("eager", "train") for model in ("vt_resnet_nano", "test_resnet", "test_vit")
+        (part, model)
+        for part in ("eager", "replayed", "train")
+        for model in ("vt_resnet_nano", "test_resnet", "test_vit")
     ]
     grown = [(row["model"], row["batch"], row["img_size"]) for row in results["growth"]]
     assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 64)]
@@ -355,18 +368,19 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
     results["curves"]["cvt_nano"] |= {"kernels_off_by": 0.001, "rounding_off_by": 0.002}
     path.write_text(json.dumps(results))
     gpu_models.add_floors(path, PLAN)
-    results = gpu_models.load(path)
-    lines = list(gpu_models.table(results, PLAN.pairs))
+    results = speed_table.load(path)
+    lines = list(speed_table.table(results, PLAN.pairs))
     assert [(line.part, line.pair.ours) for line in lines[:2]] == [("eager", "vt_resnet_nano"), ("eager", "test_vit")]
     assert lines[0].goal == 1e-9
     assert lines[0].ratio
     assert lines[0].floor
     assert lines[0].floor < lines[0].milliseconds
     assert lines[1].ratio is None
-    assert lines[2].goal == 1e9
-    assert "0.00 met" in gpu_models.cells(lines[0])
+    assert lines[2].part == "replayed"
+    assert lines[4].goal == 1e9
+    assert "0.00 met" in speed_table.cells(lines[0])
 
-    monkeypatch.setattr(performance, "table", lambda results: gpu_models.table(results, PLAN.pairs))
+    monkeypatch.setattr(performance, "table", lambda results: speed_table.table(results, PLAN.pairs))
     page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), results)
     assert "| `vt_resnet_nano` | `test_resnet` |" in page
     assert "| `cvt_nano` | 0.0010 | 0.0020 |" in page
@@ -376,7 +390,7 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
     import plot_speed
 
     (tmp_path / "pictures").mkdir()
-    monkeypatch.setattr(plot_speed, "table", lambda results: gpu_models.table(results, PLAN.pairs))
+    monkeypatch.setattr(plot_speed, "table", lambda results: speed_table.table(results, PLAN.pairs))
     monkeypatch.setattr(sys, "argv", ["plot_speed.py", str(path), "--out", str(tmp_path / "pictures")])
     plot_speed.main()
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"speed.png", "speed-growth.png", "speed-curves.png"}
@@ -408,10 +422,10 @@ def test_curves_are_compared():
 
 
 def test_goals_are_those_of_known_models():
-    names = {name for pair in gpu_models.PAIRS for name in pair.names}
+    names = {name for pair in speed_table.PAIRS for name in pair.names}
     bench.check_names([name for name in names if name not in bench.HUGGING_FACE])
     assert names >= {*bench.HUGGING_FACE}
-    assert {pair.ours for pair in gpu_models.PAIRS if pair.peer == gpu_models.PUBLISHED} == {
-        *gpu_models.PUBLISHED_STEPS
+    assert {pair.ours for pair in speed_table.PAIRS if pair.peer == speed_table.PUBLISHED} == {
+        *speed_table.PUBLISHED_STEPS
     }
-    assert Path(gpu_models.__file__).parent / "results" == gpu_models.RESULTS
+    assert Path(gpu_models.__file__).parent / "results" == speed_table.RESULTS

@@ -41,6 +41,7 @@ PACKAGES = ("torch", "timm", "transformers", "triton")
 class Settings:
     train: bool = False  # a whole training step; otherwise inference
     compile: bool = False
+    replay: bool = False  # launches recorded once as a CUDA graph
     batch: int = 8
     img_size: int = 224
     dtype: str = "fp32"
@@ -127,22 +128,46 @@ class _Cvt(nn.Module):
 # Steps ----------------------------------------------------------------------------------------------------------
 
 
-def make_step(name: str, settings: Settings) -> Callable[[], Any]:
-    """A function that runs a model once, forward or a whole training step, on a batch that lies on the device."""
-    device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
+@dataclass(frozen=True)
+class Step:
+    """A function that runs a model once, forward or a whole training step, on pictures that lie on the device."""
+
+    run: Callable[[], Any]
+    pictures: Tensor
+    optimizer: torch.optim.Optimizer | None = None
+
+    def recorded(self) -> "Step":
+        """The same as one CUDA graph, into whose pictures others are copied first, as one would to use it."""
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["capturable"] = True
+        given = self.pictures.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run()
+
+        def replay() -> None:
+            self.pictures.copy_(given)
+            graph.replay()
+
+        return Step(replay, self.pictures)
+
+
+def make_model(name: str, settings: Settings) -> Any:
+    """A model as it is measured: on its device, in its type and layout, fused and compiled as wanted."""
+    device = torch.device(settings.device)
     with device:  # where filling it with random numbers takes no time
         model = build(name, settings.img_size)
-    pictures = torch.randn(settings.batch, 3, settings.img_size, settings.img_size, device=device)
-    pictures = pictures.contiguous(memory_format=torch.channels_last)
-    if settings.train:
-        return _training(_ready(model.train(), settings), pictures, dtype)
-    if settings.fuse and is_ours(name):
+    model.train(settings.train)
+    if settings.fuse and is_ours(name) and not settings.train:
         model = weft.fuse(model)
-    return _inference(_ready(model.eval().to(dtype), settings), pictures.to(dtype))
-
-
-def _ready(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]:
-    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    dtype = torch.float32 if settings.train else DTYPES[settings.dtype]
+    model = model.to(device, dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if not settings.compile:
         return model
     from torch import _dynamo
@@ -151,17 +176,19 @@ def _ready(model: nn.Module, settings: Settings) -> Callable[[Tensor], Tensor]:
     return torch.compile(model, dynamic=False)
 
 
-def _inference(model: Callable[[Tensor], Tensor], pictures: Tensor) -> Callable[[], Tensor]:
-    @torch.inference_mode()
-    def step() -> Tensor:
-        return model(pictures)
+def make_step(model: Any, settings: Settings) -> Step:
+    device, dtype, side = torch.device(settings.device), DTYPES[settings.dtype], settings.img_size
+    pictures = torch.randn(settings.batch, 3, side, side, device=device)
+    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    if settings.train:
+        return _training(model, pictures, dtype)
+    pictures = pictures.to(dtype)
+    return Step(torch.inference_mode()(lambda: model(pictures)), pictures)
 
-    return step
 
-
-def _training(model: Any, pictures: Tensor, dtype: torch.dtype) -> Callable[[], None]:
+def _training(model: Any, pictures: Tensor, dtype: torch.dtype) -> Step:
     device = pictures.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=pictures.is_cuda)
     targets = torch.arange(len(pictures), device=device) % 1000
 
     def step() -> None:
@@ -171,7 +198,7 @@ def _training(model: Any, pictures: Tensor, dtype: torch.dtype) -> Callable[[], 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return Step(step, pictures, optimizer)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -182,16 +209,22 @@ def _synchronize(device: torch.device) -> None:
 class Contender:
     """A model in the race; it is made and warmed up, or has an `error` and takes no part."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, model: Any = None) -> None:
         self.name, self.settings, self.device = name, settings, torch.device(settings.device)
-        self.step: Callable[[], Any] | None = None
+        self.step: Step | None = None
         self.gib: float | None = None
         self.error = ""
-        self._guarded(self._warm_up)
+        self._guarded(lambda: self._warm_up(model))
+        if settings.replay:
+            self.replay()
 
     def time(self, calls: int) -> float:
         """Seconds per call, after one that does not count: it comes behind another model. NaN if that fails."""
         return self._guarded(lambda: self._time(calls)) or math.nan
+
+    def replay(self) -> None:
+        """From now on the same as a CUDA graph, whose memory nobody counts."""
+        self._guarded(self._record)
 
     def _guarded(self, run: Callable[[], float | None]) -> float | None:
         try:
@@ -204,24 +237,28 @@ class Contender:
             torch.cuda.empty_cache()
         return None
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, model: Any) -> None:
         gpu = self.device.type == "cuda"
         before = torch.cuda.memory_allocated(self.device) if gpu else 0
-        self.step = make_step(self.name, self.settings)
+        self.step = make_step(make_model(self.name, self.settings) if model is None else model, self.settings)
         for _ in range(WARM_UP if gpu or self.settings.compile else 1):
-            self.step()
+            self.step.run()
         if gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-            self.step()
+            self.step.run()
             self.gib = (torch.cuda.max_memory_allocated(self.device) - before) / 2**30
+
+    def _record(self) -> None:
+        if self.device.type == "cuda" and self.step is not None:
+            self.step, self.gib = self.step.recorded(), None
 
     def _time(self, calls: int) -> float:
         assert self.step is not None
-        self.step()
+        self.step.run()
         _synchronize(self.device)
         start = time.perf_counter()
         for _ in range(calls):
-            self.step()
+            self.step.run()
         _synchronize(self.device)
         return (time.perf_counter() - start) / calls
 
@@ -335,7 +372,7 @@ def title(result: dict[str, Any]) -> str:
         machine["gpu"] if settings["device"].startswith("cuda") else f"{machine['cpu']}, {machine['threads']} threads"
     )
     what = "training step" if settings["train"] else "inference" + (", Weft's models fused" if settings["fuse"] else "")
-    how = "compiled" if settings["compile"] else "eager"
+    how = ("compiled" if settings["compile"] else "eager") + (", launches replayed" if settings["replay"] else "")
     size = f"batch {settings['batch']}, {settings['img_size']} pixels, {settings['dtype']}"
     return f"{what}, {how}, {size}; {place}, torch {versions['torch']}"
 

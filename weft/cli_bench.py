@@ -19,6 +19,7 @@ def bench(
     *models: str,
     train: Annotated[bool, Flag] = False,
     compile: Annotated[bool, Flag] = False,
+    replay: Annotated[bool, Flag] = False,
     against: Names = [],  # noqa: B006  cyclopts never changes it
     batch: Annotated[int | None, Parameter(negative="")] = None,
     img_size: int = 224,
@@ -43,6 +44,8 @@ def bench(
         Measure a training step instead of inference.
     compile
         Run all models through torch.compile.
+    replay
+        Record all launches once, as a CUDA graph, and replay them: what the GPU does where Python is too slow for it.
     against
         Peers: one for each model, or one for all.
     batch
@@ -83,9 +86,12 @@ def bench(
     gpu = place.type == "cuda"
     if dtype == "fp16" and not gpu:
         raise WeftError("--dtype fp16 needs a GPU; choose bf16 or fp32.")
+    if replay and not gpu:
+        raise WeftError("--replay records CUDA graphs; it needs a GPU.")
     settings = measuring.Settings(
         train=train,
         compile=compile,
+        replay=replay,
         batch=batch or ((128 if train else 256) if gpu else 8),
         img_size=img_size,
         dtype=dtype or ("bf16" if gpu else "fp32"),

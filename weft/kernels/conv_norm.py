@@ -10,6 +10,7 @@ from weft.kernels.activation import activation
 from weft.kernels.batch_norm import batch_norm_act
 from weft.kernels.conv_act import conv_act
 from weft.kernels.depthwise import depthwise
+from weft.kernels.grouped import grouped_conv, is_grouped
 from weft.kernels.qkv import qkv_depthwise
 from weft.kernels.stem import stem_conv
 
@@ -110,6 +111,8 @@ def _convolve(
         weight = weight * scale.view(-1, 1, 1, 1)
         bias = shift if bias is None else bias * scale + shift
     x = activation(x, act_in)
+    if is_grouped(conv) and residual is None:
+        return grouped_conv(x, weight, bias, conv.groups, act)
     if conv.in_channels <= FEW_CHANNELS and conv.groups == 1 and residual is None:
         return stem_conv(x, weight, bias, conv.stride[0], conv.padding[0], conv.dilation[0], act)
     return conv_act(x, weight, bias, conv.stride, conv.padding, conv.groups, act, residual)

@@ -311,14 +311,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 # Side of the map and channels: CeiT, CvT, CETNet
 SHAPES = [(14, 192), (14, 384), (14, 768), (56, 64), (28, 192), (56, 96), (7, 512)]
-TILES = [(1024, 1), (1024, 2), (2048, 4), (4096, 4)]  # elements, warps
-SHARED = [
-    (1024, 1, 16, 1),
-    (1024, 2, 8, 1),
-    (2048, 4, 4, 1),
-    (2048, 4, 4, 2),
-    (4096, 8, 2, 2),
-]  # and programs, stages
+TILES = [(1024, 1), (1024, 2), (2048, 4)]  # elements, warps
+SHARED = [(1024, 4, 6, 1), (1024, 4, 6, 2), (2048, 4, 4, 2), (2048, 4, 4, 3), (4096, 8, 2, 2)]  # ..., programs, stages
 
 
 def _case(size: int, channels: int, residual: bool, backward: bool) -> Case:
@@ -340,7 +334,7 @@ def _case(size: int, channels: int, residual: bool, backward: bool) -> Case:
         passed = make(batch, size, size, channels, dtype=wide) if residual else None
         return y, None, passed, None, x, None, keep, weight, 1e-6, wide, torch.bfloat16 if residual else None, True
 
-    moved = rows * channels * ((14 if residual else 10) if backward else (8 if residual else 4))
+    moved = rows * channels * ((16 if residual else 10) if backward else (8 if residual else 4))
     candidates = [dict(elements=elements, num_warps=warps) for elements, warps in TILES]
     if backward:
         candidates = [

@@ -23,14 +23,14 @@ class Linear(nn.Linear):
         if torch.jit.is_scripting():
             return F.linear(input, self.weight, self.bias)
         else:  # not compiled by TorchScript
-            if _trains(input):
+            if trains(input):
                 return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
             return F.linear(input, self.weight, self.bias)
 
 
 def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
-    if _trains(xs[0]) and _bare(layers):
+    if trains(xs[0]) and _bare(layers):
         parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
         return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
@@ -38,12 +38,13 @@ def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, 
 
 def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
     """Two linear layers and the activation called `kind` between them."""
-    if _trains(x) and _bare((fc1, fc2)):
+    if trains(x) and _bare((fc1, fc2)):
         return _Mlp.apply(amp_dtype(x), kind, x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
     return fc2(activation(fc1(x), kind))
 
 
-def _trains(x: Tensor) -> bool:
+def trains(x: Tensor) -> bool:
+    """Whether this is training in eager mode where kernels are used."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from weft.kernels.switch import has_triton, interpreted
 
@@ -91,6 +92,7 @@ def _with_gradient(
             return output
 
         @staticmethod
+        @once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
             return backward(ctx, *grads)
 

@@ -54,7 +54,7 @@ def _plain_backward(
         grads = (grad_q, grad_k, grad_v)
         grad_x, *grad_weights = torch.autograd.grad(outputs, (x, *weights), [grad[:, first:] for grad in grads])
     grad_cls = grad_q[:, :1] + grad_k[:, :1] + grad_v[:, :1] if has_cls else x.new_empty(0)
-    grad_bias = wq.new_empty(3, 0)
+    grad_bias = x.new_empty(0)
     if bias is not None:
         grad_bias = torch.stack([grad[:, first:].sum((0, 1)) for grad in grads]).to(bias.dtype)
     return grad_x.contiguous(), grad_cls, torch.stack(grad_weights), grad_bias
@@ -86,7 +86,7 @@ def _fake(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
 def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, _, _, x, weight, _, _, bias, has_cls, _ = args
     grad_cls = x.new_empty(x.shape[0], 1, x.shape[3]) if has_cls else x.new_empty(0)
-    grad_bias = weight.new_empty(3, 0) if bias is None else bias.new_empty(3, *bias.shape)
+    grad_bias = x.new_empty(0) if bias is None else bias.new_empty(3, *bias.shape)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), grad_cls, weight.new_empty(3, *weight.shape), grad_bias
 
 
@@ -166,14 +166,8 @@ SHAPES = (  # side of the map, channels, stride, class token
     *((56, 64, 1, False), (28, 128, 1, False), (14, 256, 1, False), (7, 512, 1, False)),  # CETNet-T
 )
 # rows and columns of a tile, channels of a lane, warps, rows written out
-FORWARD = (
-    *((14, 14, 1, 1, 1), (14, 14, 1, 2, 1), (14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (14, 7, 2, 1, 1)),
-    *((7, 7, 2, 2, 1), (14, 4, 2, 1, 1)),
-)
-BACKWARD = (
-    *((14, 14, 1, 1, 1), (14, 7, 1, 1, 1), (14, 7, 1, 2, 1), (14, 7, 1, 1, 2), (7, 7, 1, 1, 1)),
-    *((14, 4, 1, 1, 1), (14, 4, 2, 1, 1)),
-)
+FORWARD = ((14, 14, 1, 1, 1), (14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (14, 7, 2, 1, 1), (7, 7, 1, 2, 1), (14, 4, 2, 1, 1))
+BACKWARD = ((14, 14, 1, 1, 1), (14, 7, 1, 1, 1), (14, 7, 1, 1, 2), (7, 7, 1, 1, 1), (14, 4, 1, 1, 1), (14, 4, 2, 1, 1))
 
 
 def _inputs(batch: int, side: int, channels: int, has_cls: bool, device: torch.device) -> tuple[Any, ...]:

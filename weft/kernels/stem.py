@@ -21,8 +21,7 @@ def plain_stem(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], stride: int, padding: int, dilation: int, act: str
 ) -> Tensor:
     """The twin: act(convolution)."""
-    bias = None if bias is None else bias.to(x.dtype)
-    y = F.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), bias, stride, padding, dilation)
+    y = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding, dilation)
     return plain_activation(y.permute(0, 2, 3, 1), act)
 
 
@@ -76,9 +75,10 @@ def plain_backward(
     """Gradients of weight and bias, that of a missing bias empty."""
     with torch.enable_grad():
         inputs = [parameter.detach().requires_grad_() for parameter in (weight, bias) if parameter is not None]
-        y = plain_stem(x, inputs[0], inputs[1] if bias is not None else None, stride, padding, dilation, "none")
+        weight, *biases = (parameter.to(x.dtype) for parameter in inputs)
+        y = plain_stem(x, weight, biases[0] if biases else None, stride, padding, dilation, "none")
         found = torch.autograd.grad(y, inputs, grad)
-    return found[0], found[1] if bias is not None else weight.new_empty(0)
+    return found[0], found[1] if bias is not None else found[0].new_empty(0)
 
 
 def _launch_backward(
@@ -259,7 +259,7 @@ _STEMS = ((7, 4, 5, 2, 64), (7, 4, 8, 3, 64), (7, 4, 11, 4, 64), (3, 2, 1, 1, 64
 # BLOCK_M, BLOCK_N, num_warps, num_stages, programs on a multiprocessor
 _TILES = ((64, 128, 4, 1, 2), (128, 128, 8, 1, 2), (64, 64, 4, 1, 4), (128, 64, 8, 1, 2), (64, 64, 4, 2, 2),
           (128, 128, 8, 2, 1))  # fmt: skip
-_GRADIENT_TILES = ((64, 128, 8, 3, 1), (32, 128, 8, 3, 1), (64, 64, 8, 3, 1), (64, 64, 8, 2, 1), (64, 128, 8, 2, 2))
+_GRADIENT_TILES = ((64, 128, 8, 3, 1), (32, 128, 8, 3, 1), (64, 64, 8, 3, 1), (64, 64, 8, 2, 1), (64, 64, 8, 2, 2))
 
 
 def _case(kernel: int, stride: int, padding: int, dilation: int, out: int, training: bool) -> Case:

@@ -131,8 +131,8 @@ def _spread_backward_plain(
     grad: Tensor, x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, keep: Optional[Tensor], scale: float
 ) -> Grads:
     with torch.enable_grad():
-        given = [None if t is None else t.detach().requires_grad_() for t in (x, k, bias, v)]
-        y = plain_tokens_to_pixels(*given, torch.zeros_like(grad), keep, scale)
+        given: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, k, bias, v)]
+        y = plain_tokens_to_pixels(*given, shortcut=torch.zeros_like(grad), keep=keep, scale=scale)
         grads = torch.autograd.grad(y, [t for t in given if t is not None], grad)
     x, k, *shift, v = (t.contiguous() for t in grads)
     return x, k, shift[0] if shift else x.new_empty(0), v
@@ -227,13 +227,13 @@ def _gather_case(heads: int, width: int, batch: int, train: bool) -> Case:
             return q, x
         return _random(device, batch, TOKENS, heads * width), q, x, *_gather(q, x, width**-0.5)
 
-    run, plain = (_gather_backward, _gather_backward_plain) if train else (_gather, plain_pixels_to_tokens)
+    ways: Any = (_gather_backward, _gather_backward_plain) if train else (_gather, plain_pixels_to_tokens)
     return Case(
         operation="pixels_to_tokens_backward" if train else "pixels_to_tokens",
         shape=dict(rows=batch * heads, pixels=PIXELS, tokens=TOKENS, width=width),
         inputs=inputs,
-        kernel=lambda *tensors: run(*tensors, width**-0.5),
-        plain=lambda *tensors: plain(*tensors, width**-0.5),
+        kernel=lambda *tensors: ways[0](*tensors, width**-0.5),
+        plain=lambda *tensors: ways[1](*tensors, width**-0.5),
         bytes=2 * batch * heads * width * (PIXELS * (2 if train else 1) + 2 * TOKENS),
         candidates=CANDIDATES,
     )
@@ -248,13 +248,13 @@ def _spread_case(heads: int, width: int, batch: int, train: bool) -> Case:
         y = _random(device, batch, PIXELS, heads * out)  # the shortcut, or a gradient
         return (y, x, k, bias, v, None) if train else (x, k, bias, v, y, None)
 
-    run, plain = (_spread_backward, _spread_backward_plain) if train else (_spread, plain_tokens_to_pixels)
+    ways: Any = (_spread_backward, _spread_backward_plain) if train else (_spread, plain_tokens_to_pixels)
     return Case(
         operation="tokens_to_pixels_backward" if train else "tokens_to_pixels",
         shape=dict(rows=batch * heads, pixels=PIXELS, tokens=TOKENS, width=width, out=out),
         inputs=inputs,
-        kernel=lambda *tensors: run(*tensors, out**-0.5),
-        plain=lambda *tensors: plain(*tensors, out**-0.5),
+        kernel=lambda *tensors: ways[0](*tensors, out**-0.5),
+        plain=lambda *tensors: ways[1](*tensors, out**-0.5),
         bytes=2 * batch * heads * PIXELS * (2 * width + out if train else width + 2 * out),
         candidates=CANDIDATES,
     )

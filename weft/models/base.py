@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice
 from weft.models._timm import feature_take_indices
-from weft.models.layers import join, to_nchw
+from weft.models.layers import PointwiseConv, join, to_nchw
 from weft.models.layouts import filter_published
 
 OUTPUT_FORMATS = ("NCHW", "NHWC")
@@ -89,7 +89,7 @@ class HybridModel(nn.Module):
             reset: Any = getattr(module, "reset_parameters", None)
             if needs_reset and reset is not None:
                 reset()
-            if type(module) is nn.Linear:
+            if isinstance(module, nn.Linear) and not isinstance(module, PointwiseConv):
                 self._init_linear(module)
 
     def _init_linear(self, linear: nn.Linear) -> None:

@@ -27,7 +27,7 @@ from weft.kernels.conv_norm import conv_norm, keep_factors
 from weft.kernels.switch import usable
 from weft.models import _timm
 from weft.models._timm import GELU
-from weft.models.layers import ConvEmbed, MaxPool, PointwiseConv, to_nchw, to_nhwc
+from weft.models.layers import ConvEmbed, LayerNorm, MaxPool, PointwiseConv, to_nchw, to_nhwc
 
 CE_UNITS = ("fused", "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet")
 CE_LAYERS = (1, 3, 5, 7)
@@ -48,7 +48,7 @@ class ConvolutionalEmbedding(nn.Module):
         super().__init__()
         self.units = nn.Sequential(*units)
         self.proj = proj
-        self.norm = nn.LayerNorm(dim, **dd)
+        self.norm = LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(to_nhwc(self.units(to_nchw(x)))))

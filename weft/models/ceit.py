@@ -22,7 +22,7 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.layers import Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -31,6 +31,7 @@ from weft.kernels.layer_norm import residual_norm, residual_norm_apart
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
+    Attention,
     ConvNorm,
     LayerNorm,
     LinearNorm,

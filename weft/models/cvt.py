@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.kernels.conv_norm import conv_qkv
+from weft.kernels.linear import Linear, linears
 from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
@@ -112,7 +113,7 @@ class Attention(nn.Module):
         self.proj_q = nn.Linear(dim, dim, **dd)
         self.proj_k = nn.Linear(dim, dim, **dd)
         self.proj_v = nn.Linear(dim, dim, **dd)
-        self.proj = nn.Linear(dim, dim, **dd)
+        self.proj = Linear(dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -138,7 +139,11 @@ class Attention(nn.Module):
 
     def answer(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The tokens `q` ask the tokens `k`, which answer `v`."""
-        q, k, v = self.heads(self.proj_q(q)), self.heads(self.proj_k(k)), self.heads(self.proj_v(v))
+        if torch.jit.is_scripting():
+            q, k, v = self.proj_q(q), self.proj_k(k), self.proj_v(v)
+        else:  # not compiled by TorchScript
+            q, k, v = linears((q, k, v), (self.proj_q, self.proj_k, self.proj_v))
+        q, k, v = self.heads(q), self.heads(k), self.heads(v)
         dropout = self.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
         return y.transpose(1, 2).flatten(2)

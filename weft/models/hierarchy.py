@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import Mlp, trunc_normal_
+from timm.layers import trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from weft.errors import WeftError, check_positive
 from weft.kernels.layer_norm import residual_norm, residual_norm_apart
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
-from weft.models.layers import GELU, LayerNorm, PositionEmbedding, StochasticDepth, fix_size, image_to_map
+from weft.models.layers import GELU, LayerNorm, Mlp, PositionEmbedding, StochasticDepth, fix_size, image_to_map
 
 
 class TransformerBlock(nn.Module):

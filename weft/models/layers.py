@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import QuickGELU as PlainQuickGELU
+from timm import layers as timm_layers
 from timm.layers import drop_path, register_notrace_function, trunc_normal_
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -19,6 +19,7 @@ from weft.errors import WeftError, check_positive
 from weft.kernels.activation import activation, plain_activation
 from weft.kernels.conv_norm import conv_norm, convolve, norm_act
 from weft.kernels.layer_norm import layer_norm
+from weft.kernels.linear import Linear, mlp, trains
 from weft.kernels.pool import max_pool
 from weft.kernels.switch import usable
 
@@ -142,11 +143,38 @@ class SiLU(nn.SiLU):
         return activation(input, "silu")
 
 
-class QuickGELU(PlainQuickGELU):
+class QuickGELU(timm_layers.QuickGELU):
     """x * sigmoid(1.702 x)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return activation(input, "quick_gelu")
+
+
+class Mlp(timm_layers.Mlp):
+    """Two linear layers with an activation between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return self.forward_plain(x)
+        else:  # not compiled by TorchScript
+            kind = KINDS.get(type(self.act))
+            if kind is not None and self.drop1.p == self.drop2.p == 0 and trains(x):
+                return mlp(x, self.fc1, kind, self.fc2)  # pyright: ignore[reportArgumentType]
+            return self.forward_plain(x)
+
+    def forward_plain(self, x: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
+KINDS: dict[type[nn.Module], str] = {GELU: "gelu", QuickGELU: "quick_gelu"}
+
+
+class Attention(timm_layers.Attention):
+    """timm's multi-head attention."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.qkv.__class__ = self.proj.__class__ = Linear  # the same layers, which train faster
 
 
 class LayerNorm(nn.LayerNorm):
@@ -213,7 +241,7 @@ class ConvNorm(nn.Module):
             self.conv, self.bn = fuse_conv_bn_eval(self.conv, self.bn), nn.Identity()
 
 
-class PointwiseConv(nn.Linear):
+class PointwiseConv(Linear):
     """A 1x1 convolution on a (B, H, W, C) map. A type of its own because it is initialised as a convolution."""
 
 

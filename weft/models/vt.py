@@ -38,7 +38,7 @@ from weft.errors import WeftError, check_choice, check_positive, check_rates, ch
 from weft.kernels.conv_norm import keep_factors
 from weft.kernels.switch import usable
 from weft.kernels.token_attention import pixels_to_tokens, split, tokens_to_pixels
-from weft.models.layers import PointwiseConv, image_to_map, to_nchw, to_nhwc
+from weft.models.layers import PointwiseConv, image_to_map, present, to_nchw, to_nhwc
 
 __all__ = [
     "ClusteringTokenizer",
@@ -85,8 +85,7 @@ class GroupedConv(nn.Conv2d):
 
     def shift(self, tokens: Tensor) -> Tensor:
         """(B, L, C_out) tokens t -> t b, (B, groups, L)."""
-        assert self.bias is not None
-        return (tokens * self.bias).unflatten(2, (self.groups, -1)).sum(dim=3).transpose(1, 2)
+        return (tokens * present(self.bias)).unflatten(2, (self.groups, -1)).sum(dim=3).transpose(1, 2)
 
 
 def _kaiming(weight: Tensor, bias: Optional[Tensor]) -> None:
@@ -219,7 +218,7 @@ class RecurrentTokenizer(nn.Module):
         if usable(x) and not torch.jit.is_scripting():
             keys = self.key.absorb(q)
             if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
-                keys = torch.add(keys, self.key.bias, alpha=0)
+                keys = torch.add(keys, present(self.key.bias), alpha=0)
             scale = (q.shape[2] // self.heads) ** -0.5
             means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), scale)
             return self.value(means.unsqueeze(2)).flatten(1, 2)

@@ -83,8 +83,9 @@ def run_block(block: BasicBlock | Bottleneck, x: Tensor, layers: list[tuple[nn.C
     """A block whose convolutions take BatchNorm, ReLU and, the last one, the shortcut with them."""
     x = shortcut = to_nhwc(x)
     if block.downsample is not None:
-        down: Any = block.downsample
-        shortcut = conv_norm(x, *down, "none", "none")
+        pair: Any = block.downsample
+        conv, norm = pair
+        shortcut = conv_norm(x, conv, norm, "none", "none")
     for conv, norm in layers[:-1]:
         x = conv_norm(x, conv, norm, "none", "relu")
     return to_nchw(conv_norm(x, *layers[-1], "none", "relu", shortcut, keep_factors(block.drop_path, x)))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate
+from weft.kernels.gpu.launch import cdiv, launch
 
 SIZES = ["H", "W", "out_H", "out_W"]  # these differ from picture to picture and are not worth a kernel each
 
@@ -163,14 +164,14 @@ def _forward(
     left = col * STRIDE - BEFORE
     window = ()
     for i in tl.static_range(K - STRIDE):
-        values = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-        window = window + (activate_all(values, ACT_IN, N),)
+        above = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+        window = window + (activate_all(above, ACT_IN, N),)
     for start in range(0, ROWS, UNROLL):
         for step in tl.static_range(UNROLL):
             row = first + start + step
             for i in tl.static_range(K - STRIDE, K):
-                values = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-                window = window + (activate_all(values, ACT_IN, N),)
+                below = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
+                window = window + (activate_all(below, ACT_IN, N),)
             at = (row * out_W + col).to(tl.int64) * C + channel
             for c in tl.static_range(COLS):
                 value = activate(correlate(window, taps, offset, 0, c * STRIDE - PAD + BEFORE, N, K), ACT)
@@ -258,19 +259,14 @@ def in_place(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (width * channels, channels, 1) else x.contiguous()
 
 
-def add_shares(partials: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradients of `filters` weights and biases from (shares, filters, taps [+ 1], C) partial sums.
-
-    Returns (filters, C, 1, K, K) and (filters, C), or (filters, 0) without a bias.
-    """
+def add_shares(partials: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> None:
+    """(shares, filters, K*K [+ 1], C) sums into gradients ([filters,] C, 1, K, K) and ([filters,] C), perhaps empty."""
     shares, filters, rows, channels = partials.shape
-    grad_weight = weight.new_empty(filters, *weight.shape)
-    grad_bias = weight.new_empty(filters, 0) if bias is None else bias.new_empty(filters, channels)
-    block_s, block_c = 32, 32
-    _add_shares[(triton.cdiv(channels, block_c), rows, filters)](
-        partials, grad_weight, grad_bias, shares, channels, weight[0].numel(), bias is not None, block_s, block_c
-    )
-    return grad_weight, grad_bias
+    biased = grad_bias.numel() > 0
+    launch(
+        _add_shares, (cdiv(channels, 32), rows, filters), partials, grad_weight, grad_bias, shares,
+        channels, rows - biased, biased, 32, 32, num_warps=4,
+    )  # fmt: skip
 
 
 Tiles = tuple[bool, bool, int, int, int, int]  # EVEN, WIDE, ROWS, COLS, BLOCK_C, UNROLL
@@ -279,7 +275,7 @@ Tiles = tuple[bool, bool, int, int, int, int]  # EVEN, WIDE, ROWS, COLS, BLOCK_C
 def tiles(operation: str, x: Tensor, kernel: int, stride: int, **shape: bool) -> tuple[Tiles, int, int, int]:
     """How to cut the outputs of a map x (B, H, W, C): tiles, how many there are, blocks of channels, warps."""
     batch, height, width, channels = x.shape
-    rows, cols = -(-height // stride), -(-width // stride)
+    rows, cols = cdiv(height, stride), cdiv(width, stride)
     # Large kernels have many taps: one channel a lane leaves them room.
     default = dict(rows=14, cols={3: 7, 5: 4, 7: 2}[kernel], block_c=64 if kernel == 3 else 32, unroll=1, num_warps=1)
     sizes = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
@@ -287,9 +283,9 @@ def tiles(operation: str, x: Tensor, kernel: int, stride: int, **shape: bool) ->
     tile_rows = min(at["rows"], rows)
     even = rows * stride == height and cols * stride == width and rows % tile_rows == 0 and cols % at["cols"] == 0
     unroll = at["unroll"] if tile_rows % at["unroll"] == 0 else 1
-    count = batch * -(-rows // tile_rows) * -(-cols // at["cols"])
+    count = batch * cdiv(rows, tile_rows) * cdiv(cols, at["cols"])
     cut = (even, even and cols == at["cols"], tile_rows, at["cols"], at["block_c"], unroll)
-    return cut, count, -(-channels // at["block_c"]), at["num_warps"]
+    return cut, count, cdiv(channels, at["block_c"]), at["num_warps"]
 
 
 def forward(
@@ -304,12 +300,12 @@ def forward(
 ) -> Tensor:
     batch, height, width, channels = x.shape
     kernel, x = weight.shape[-1], in_place(x)
-    rows, cols = -(-height // stride), -(-width // stride)
+    rows, cols = cdiv(height, stride), cdiv(width, stride)
     y = torch.empty(batch, rows, cols, channels, dtype=x.dtype, device=x.device)
     cut, count, blocks, warps = tiles("depthwise", x, kernel, stride, active=act_in != "none" or act != "none")
     if y.numel():
-        _forward[(count * blocks,)](
-            x, weight, bias, scale, shift, y, height, width, rows, cols, x.stride(0),
+        launch(
+            _forward, (count * blocks,), x, weight, bias, scale, shift, y, height, width, rows, cols, x.stride(0),
             channels, kernel, stride, KINDS[act_in], KINDS[act], *cut, num_warps=warps,
         )  # fmt: skip
     return y
@@ -326,9 +322,10 @@ def backward(
     has_bias = bias is not None
     partials = x.new_empty(shares, 1, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
-        _backward[(shares * blocks,)](
-            grad, x, weight, grad_x, partials, height, width, rows, cols, grad.stride(0), x.stride(0),
-            channels, kernel, stride, has_bias, *cut, num_warps=warps,
+        launch(
+            _backward, (shares * blocks,), grad, x, weight, grad_x, partials, height, width, rows, cols,
+            grad.stride(0), x.stride(0), channels, kernel, stride, has_bias, *cut, num_warps=warps,
         )  # fmt: skip
-    grad_weight, grad_bias = add_shares(partials, weight, bias)
-    return grad_x, grad_weight[0], grad_bias[0]
+    grad_weight, grad_bias = torch.empty_like(weight), x.new_empty(0) if bias is None else torch.empty_like(bias)
+    add_shares(partials, grad_weight, grad_bias)
+    return grad_x, grad_weight, grad_bias

@@ -25,6 +25,7 @@ from weft.kernels.gpu.depthwise import (
     weight_grad,
     zeros,
 )
+from weft.kernels.gpu.launch import cdiv, launch
 
 
 @triton.jit
@@ -139,8 +140,8 @@ def _backward(
     left = col - BEFORE
     window_q, window_k, window_v = (), (), ()
     for i in tl.static_range(K - 1):
-        values = load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
-        window_q = window_q + (values,)
+        above = load_row(grad_q, first * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+        window_q = window_q + (above,)
     for i in tl.static_range(ABOVE + BELOW):
         window_k = window_k + (load_row(grad_k, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
         window_v = window_v + (load_row(grad_v, first - ABOVE + i, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
@@ -148,8 +149,8 @@ def _backward(
         for step in tl.static_range(UNROLL):
             row = first + start + step
             for i in tl.static_range(K - 1, K - 1 + STRIDE):
-                values = load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
-                window_q = window_q + (values,)
+                below = load_row(grad_q, row * STRIDE - PAD + i, left_q, H, W, channel, C, NQ, BEFORE_Q, LAST_Q)
+                window_q = window_q + (below,)
             window_k = window_k + (load_row(grad_k, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
             window_v = window_v + (load_row(grad_v, row + BELOW, left, out_H, out_W, channel, C, N, BEFORE, LAST),)
             for top in tl.static_range(STRIDE):
@@ -195,15 +196,15 @@ def forward(
     """`affine`: three biases, three scales, three shifts."""
     batch, height, width, channels = x.shape
     kernel, x = weights[0].shape[-1], in_place(x)
-    rows, cols = -(-height // stride), -(-width // stride)
+    rows, cols = cdiv(height, stride), cdiv(width, stride)
     first = 0 if cls is None else 1
     q = torch.empty(batch, first + height * width, channels, dtype=x.dtype, device=x.device)
     k = torch.empty(batch, first + rows * cols, channels, dtype=x.dtype, device=x.device)
     v = torch.empty_like(k)
     cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride)
     if q.numel():
-        _forward[(count * blocks,)](
-            x, cls, *weights, *affine, q, k, v, height, width, rows, cols, x.stride(0),
+        launch(
+            _forward, (count * blocks,), x, cls, *weights, *affine, q, k, v, height, width, rows, cols, x.stride(0),
             0 if cls is None else cls.stride(0), channels, kernel, stride, *cut, num_warps=warps,
         )  # fmt: skip
     return q, k, v
@@ -215,7 +216,7 @@ def backward(
     """The gradients of x, of the class token (empty where there is none), and of weights and biases, stacked."""
     batch, height, width, channels = x.shape
     kernel, x = weights[0].shape[-1], in_place(x)
-    rows, cols = -(-height // stride), -(-width // stride)
+    rows, cols = cdiv(height, stride), cdiv(width, stride)
     grad_q, grad_k, grad_v = (tokens_in_place(grad) for grad in grads)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_cls = x.new_empty(batch, 1, channels) if has_cls else None
@@ -223,9 +224,12 @@ def backward(
     has_bias = bias is not None
     partials = x.new_empty(shares, 3, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
-        _backward[(shares * blocks,)](
-            grad_q, grad_k, grad_v, x, *weights, grad_x, grad_cls, partials, height, width, rows, cols,
-            grad_q.stride(0), grad_k.stride(0), grad_v.stride(0), x.stride(0),
+        launch(
+            _backward, (shares * blocks,), grad_q, grad_k, grad_v, x, *weights, grad_x, grad_cls, partials,
+            height, width, rows, cols, grad_q.stride(0), grad_k.stride(0), grad_v.stride(0), x.stride(0),
             channels, kernel, stride, has_bias, *cut, num_warps=warps,
         )  # fmt: skip
-    return grad_x, x.new_empty(0) if grad_cls is None else grad_cls, *add_shares(partials, weights[0], bias)
+    grad_weight = weights[0].new_empty(3, *weights[0].shape)
+    grad_bias = x.new_empty(0) if bias is None else bias.new_empty(3, channels)
+    add_shares(partials, grad_weight, grad_bias)
+    return grad_x, x.new_empty(0) if grad_cls is None else grad_cls, grad_weight, grad_bias

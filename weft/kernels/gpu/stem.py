@@ -26,6 +26,7 @@ from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.gpu.processors import processors
 
 TILES = ((128, 128, 2), (64, 128, 2), (64, 64, 2), (64, 64, 1), (32, 32, 1))  # BLOCK_M, BLOCK_N, num_stages
+REGISTERS = 40_000  # that sums may take, of the 65,536 of eight warps
 FOLDED, SHARES = 128, 16  # weights whose gradients a program sums, and how many parts of each at a time
 
 
@@ -173,7 +174,8 @@ def _weight_gradient(
     totals = ()
     for _ in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
         totals = totals + (tl.zeros((BLOCK_N, BLOCK_K), tl.float32),)
-    bias = tl.zeros((BLOCK_N,), tl.float32)
+    ones = tl.full((BLOCK_M, 16), 1.0, grad.dtype.element_ty)
+    bias = tl.zeros((BLOCK_N, 16), tl.float32)  # sixteen times the same: that is how the matrix unit sums
     for tile in tl.range(tl.program_id(0), tl.cdiv(groups, BLOCK_M), tl.num_programs(0)):
         exists = tile * BLOCK_M + tl.arange(0, BLOCK_M) < groups
         picture, row_out, place, line, lines = _tile(tile, rows_out, groups_per_row, BLOCK_M)
@@ -186,7 +188,7 @@ def _weight_gradient(
         begin = grad + line.to(tl.int64) * columns_out * out_channels
         upstream = tl.load(begin + position[:, None] + column[None, :], mask=inside, other=0.0)
         if HAS_BIAS:
-            bias += tl.sum(upstream.to(tl.float32), axis=0)
+            bias = dot(tl.trans(upstream), ones, bias)
         updated = ()
         for first in tl.static_range(0, KERNEL * SPAN, BLOCK_K):
             patches = _patches(x, top, left, start, height, row, first, DILATION, SPAN, VECTOR, BLOCK_K)
@@ -198,7 +200,7 @@ def _weight_gradient(
         at = (share + n)[:, None] * (KERNEL * SPAN) + k[None, :]
         tl.store(partial + at, totals[first // BLOCK_K])
     if HAS_BIAS:
-        tl.store(partial_bias + share + n, bias)
+        tl.store(partial_bias + share + n, tl.max(bias, axis=1))
 
 
 @triton.jit
@@ -331,6 +333,8 @@ def weight_gradient(
     size = x.element_size()
 
     def need(m: int, n: int, stages: int) -> int:
+        if n * setting.depth > REGISTERS:
+            return 1 << 30
         return size * m * (stages * (n + setting.depth) if stages > 1 else n + 64)
 
     found = _parameters("stem_gradient", x, setting, need)

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Attention between many pixels and few tokens. The tokens of one head fit in registers; pixels come in tiles."""
 
 import torch
