@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from weft.kernels.conv_norm import is_batch_norm
 from weft.kernels.grouped import is_grouped
@@ -33,6 +34,7 @@ class _PCM(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from weft.kernels.gpu import pcm
 
