@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from weft.kernels.conv_norm import is_batch_norm
 from weft.kernels.grouped import is_grouped
@@ -33,6 +34,7 @@ class _PCM(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from weft.kernels.gpu import pcm
 
@@ -74,13 +76,12 @@ def is_one_step(x: Tensor, pcm: nn.Sequential) -> bool:
 
 def train_pcm(x: Tensor, keep: Tensor | None, pcm: nn.Sequential) -> Tensor:
     """x + keep * PCM(x) of a (B, H, W, C) map; `keep`, None or (B,), are the factors of stochastic depth."""
-    first, _, second, _, third, *_ = pcm
+    convs: list[Any] = list(pcm)[::2]
     parts: list[Any] = []
-    for layer in (first, second, third):
-        layer: Any
+    for layer in convs:
         parts += [layer.conv.weight, layer.conv.bias]
-        if layer is not third:
+        if layer is not convs[-1]:
             bn = layer.bn
             parts += [bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.num_batches_tracked]
-    norm: Any = first.bn
-    return _PCM.apply(x, keep, first.conv.groups, norm.momentum, norm.eps, *parts)
+    first = convs[0]
+    return _PCM.apply(x, keep, first.conv.groups, first.bn.momentum, first.bn.eps, *parts)

@@ -162,14 +162,6 @@ def _case(gradient: bool, batch: int, tokens: int, channels: int) -> Case:
         flops=2 * batch * tokens * channels * features * (14 if gradient else 6),
         candidates=[
             dict(rows=rows, num_warps=warps, num_stages=stages)
-            for rows, warps, stages in (
-                (64, 4, 2),
-                (64, 4, 1),
-                (64, 4, 3),
-                (128, 4, 2),
-                (128, 8, 2),
-                (32, 4, 2),
-                (32, 2, 2),
-            )
+            for rows, warps, stages in ((64, 4, 2), (64, 4, 1), (32, 4, 2), (32, 8, 2), (32, 8, 1), (128, 8, 2))
         ],
     )

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportAssignmentType=false
 """3x3 convolutions in small groups, on the matrix units.
 
 A group of 4 to 12 channels is too small for a matrix unit, so a program takes a block of output channels, some groups

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
 """The Performer in two kernels forward and two backward: one over the keys, one over the queries.
 
 A program takes a run of one picture's tokens. What the programs over the keys find is put together by those that need
@@ -19,6 +20,8 @@ from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
 from weft.kernels.performer import SPLITS
 
+NARROW = dict(rows=64, num_warps=4, num_stages=2)
+WIDE = dict(rows=32, num_warps=8, num_stages=2)  # more rows do not fit into registers
 FLOOR = tl.constexpr(-1e30)  # the logarithm of a feature that does not exist
 
 
@@ -282,7 +285,7 @@ def _tile(operation: str, kqv: Tensor, w: Tensor) -> tuple[tuple[Any, ...], dict
     """The numbers that all four kernels are given behind their tensors, and the options of the launch."""
     batch, tokens, _ = kqv.shape
     features, channels = w.shape
-    default = dict(rows=64, num_warps=4, num_stages=2)
+    default = NARROW if channels <= 64 else WIDE
     at = launch_parameters(operation, kqv.device, default, batch=batch, tokens=tokens, channels=channels)
     rows = at["rows"]
     length = cdiv(cdiv(tokens, SPLITS), rows) * rows
