@@ -17,6 +17,7 @@ from weft.kernels import choose, measure
 from weft.kernels.activation import activation_forward, plain_activation
 from weft.kernels.case import Case, all_cases
 from weft.kernels.compare import relative_errors
+from weft.kernels.op import define
 
 import gpu_models  # isort: skip
 import speed_table  # isort: skip
@@ -272,15 +273,28 @@ def test_nearest_row(tables):
     name = choose.gpu_name(CPU)
     assert parameters(rows=10, kind="a") == {"block": 1, "warps": 4}
     for rows, block in ((10, 16), (1000, 64)):
-        row = {"shape": {"rows": rows, "kind": "a"}, "launch": {"block": block}, "gain": rows / 100}
+        row = {"shape": {"rows": rows, "kind": "a"}, "launch": {"block": block}, "gain": 2.0}
         choose.write_row(tables[1], name, "op", row)
     assert parameters(rows=20, kind="a") == {"block": 16, "warps": 4}
     assert parameters(rows=500, kind="a")["block"] == 64
     assert parameters(rows=20, kind="b")["block"] == 1  # words must be equal
     assert parameters(rows=20)["block"] == 1
-    assert not choose.pays("op", CPU, rows=9, kind="a")
-    assert choose.pays("op", CPU, rows=999, kind="a")
-    assert choose.pays("another", CPU, rows=9)
+
+
+def test_the_twin_where_it_was_faster(tables):
+    row = {"shape": {"rows": 10}, "launch": {"block": 16}, "gain": 0.9}
+    choose.write_row(tables[1], choose.gpu_name(CPU), "op", row)
+    with pytest.raises(choose.TwinIsFaster):
+        parameters(rows=12)
+    with choose.forced({"block": 2}):
+        assert parameters(rows=12)["block"] == 2
+
+    def loses(x: torch.Tensor) -> torch.Tensor:
+        parameters(rows=12)
+        return x + 1
+
+    slow = define("slow_kernel(Tensor x) -> Tensor", lambda x: x + 2, loses, torch.empty_like)
+    assert slow(torch.zeros(1)).item() == 2
 
 
 def test_own_measurements_come_first(tables):

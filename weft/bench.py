@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from weft.compiling import compile_model
 from weft.engine.build import check_name, takes_size
 from weft.engine.parts import is_out_of_memory
 from weft.errors import WeftError, did_you_mean
@@ -173,7 +174,7 @@ def make_model(name: str, settings: Settings) -> Any:
     from torch import _dynamo
 
     _dynamo.config.recompile_limit = 256  # models of one family share their code; each is compiled for itself
-    return torch.compile(model, dynamic=False)
+    return compile_model(model, dynamic=False)
 
 
 def make_step(model: Any, settings: Settings) -> Step:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.compiling import compile_model
 from weft.config import Config
 from weft.data.loader import Batch, eval_batches, train_batches
 from weft.engine.device import World, reduce_step, running_statistics
@@ -85,7 +86,7 @@ class Trainer:
         self.run, self.config, self.world, self.parts = run, config, world, parts
         self.model, self.optimizer, self.ema, self.task = parts.model, parts.optimizer, parts.ema, parts.task
         self.device, self.dtype = world.device, dtype
-        self.forward: Callable[..., Any] = torch.compile(self.model) if config.run.compile else self.model
+        self.forward: Callable[..., Any] = compile_model(self.model) if config.run.compile else self.model
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.statistics = running_statistics(self.model)
         # Processes that meet within forward and backward passes: each must make equally many of these.

@@ -105,20 +105,21 @@ def gpu_name(device: torch.device) -> str:
 _chosen: dict[tuple[Any, ...], Row] = {}  # every launch asks, so the answer must be at hand
 
 
+class TwinIsFaster(Exception):
+    """What a launcher ends with where measurements say so; the operator then takes its twin."""
+
+
 def launch_parameters(operation: str, device: torch.device, default: Row, **shape: int | str | bool) -> Row:
     """The parameters that were fastest for the nearest `shape` measured on this kind of GPU, or else `default`.
 
-    `default` may depend on nothing but the shape.
+    `default` may depend on nothing but the shape. Raises TwinIsFaster where the kernel lost.
     """
     key = (operation, device, *shape.values())
     found = _chosen.get(key)
     if found is None:
         row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
-        found = _chosen[key] = {**default, **(row["launch"] if row else {})}
-    return {**found, **_forced}
-
-
-def pays(operation: str, device: torch.device, **shape: int | str | bool) -> bool:
-    """False where measurements say that the twin is faster."""
-    row = _nearest(gpu_name(device), operation, tuple(sorted(shape.items())))
-    return row is None or row["gain"] >= 1.0
+        found = {**default, **(row["launch"] if row else {})} if row is None or row["gain"] >= 1.0 else {}
+        _chosen[key] = found
+    if not found and default and not _forced:
+        raise TwinIsFaster
+    return {**default, **found, **_forced}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.kernels.choose import TwinIsFaster
 from weft.kernels.switch import has_triton, interpreted
 
 LIBRARY = torch.library.Library("weft", "DEF")
@@ -42,10 +43,13 @@ def define(
         device = next((value.device for value in args if isinstance(value, Tensor)), None)
         if device is None or not has_triton() or not (device.type == "cuda" or interpreted()):
             return _in_order(plain(*args))
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):  # Triton launches on the current one
-                return launch(*args)
-        return launch(*args)
+        try:
+            if device.type == "cuda" and device.index != torch.cuda.current_device():
+                with torch.cuda.device(device):  # Triton launches on the current one
+                    return launch(*args)
+            return launch(*args)
+        except TwinIsFaster:
+            return _in_order(plain(*args))
 
     LIBRARY.impl(name, lambda *args: _filled(run(*args)), "CompositeExplicitAutograd")
     torch.library.register_fake(f"weft::{name}", lambda *args: _filled(fake(*args)), lib=LIBRARY)

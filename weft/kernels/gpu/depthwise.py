@@ -278,9 +278,11 @@ def tiles(
     """How to cut the outputs of a map x (B, H, W, C): tiles, how many there are, blocks of channels, warps."""
     batch, height, width, channels = x.shape
     rows, cols = cdiv(height, stride), cdiv(width, stride)
-    # Two channels a lane, but one where taps are many, for which there would be no registers.
+    # Two channels a lane, but one where taps are many, for which there would be no registers. A backward pass with
+    # three filters has so much to write out that wide tiles take the compiler many seconds.
     block_c = 64 if filters * kernel * kernel == 9 else 32
-    default = dict(rows=14, cols={3: 7, 5: 4, 7: 2}[kernel], block_c=block_c, unroll=1, num_warps=1)
+    most = {3: 7, 5: 4, 7: 2}[kernel] if operation != "qkv_depthwise_backward" else max(1, 4 // stride)
+    default = dict(rows=14, cols=most, block_c=block_c, unroll=1, num_warps=1)
     sizes = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
     at = launch_parameters(operation, x.device, default, **sizes, **shape)
     tile_rows = min(at["rows"], rows)
