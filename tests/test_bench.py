@@ -427,9 +427,9 @@ def test_floor_of_a_convolution_by_hand():
 
 
 def test_curves_are_compared():
-    from curves import curves
+    from curves import RUNS, compare, losses
 
-    found = curves("cvt_nano", device="cpu", steps=2, batch=4)
+    found = compare({run: losses("cvt_nano", run, "cpu", 2, 4, 32) for run in RUNS})
     assert {len(values) for values in found["losses"].values()} == {2}
     assert found["kernels_off_by"] == 0  # on a CPU there are none
     assert found["rounding_off_by"] < 0.1
