@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.kernels.activation import activation, plain_activation
-from weft.kernels.switch import usable
 from weft.models.cvt import Block
 from weft.models.layers import join, part
 
@@ -88,7 +87,7 @@ class TokenBlock(Block):
         if torch.jit.is_scripting():
             return self.forward_tokens(x, cls)
         else:  # not compiled by TorchScript
-            if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or usable(x):
+            if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
                 return Block.forward(self, x, cls)
             return self.forward_tokens(x, cls)
 
