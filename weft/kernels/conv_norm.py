@@ -108,7 +108,7 @@ def affine(bn: Any) -> tuple[Tensor, Tensor]:
 
 def _convolve(
     x: Tensor,
-    conv: nn.Conv2d,
+    conv: Any,
     scale: Tensor | None,
     shift: Tensor | None,
     act_in: str,

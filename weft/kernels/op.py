@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.choose import TwinIsFaster
-from weft.kernels.switch import has_triton, interpreted
+from weft.kernels.switch import has_triton, interpreted, is_transformed
 
 LIBRARY = torch.library.Library("weft", "DEF")
 # No subclass of Tensor, and no list, in which torch.autograd.Function would not see a tensor.
@@ -99,9 +99,7 @@ def _filled(outputs: Any) -> Any:
 
 def nobody_looks(args: tuple[Any, ...]) -> bool:
     """Whether these are plain tensors in eager mode, and no compiler, tracer, tensor subclass or mode is at work."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
     return all(type(value) in DIRECT for value in args)
 
