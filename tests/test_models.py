@@ -376,9 +376,7 @@ def test_no_copy_between_attention_and_convolution(name, args):
         assert feature.is_contiguous()
 
 
-@pytest.mark.parametrize(
-    "name", ["ceit_nano", "cswin_tiny"]
-)  # timm's own tests, in test_timm.py, do so with the others
+@pytest.mark.parametrize("name", ["ceit_nano", "cswin_tiny"])  # the others are scripted in test_timm.py
 @torch.no_grad()
 def test_scripts(name):
     model, picture = small(name), torch.randn(1, 3, 40, 33)
