@@ -307,12 +307,12 @@ def prepare_one(plan: Plan, name: str, part: str) -> str:
 
 
 def add_floors(path: Path, plan: Plan) -> None:
-    """The floors of all models in the file, in milliseconds, at the rates that were measured with them."""
+    """The floors of all models of ours in the file, in milliseconds, at the rates that were measured with them."""
     from floors import floor, kernels_of
 
     results = load(path)
     rates, names = results["rates"], {row["model"] for row in results["rows"] if not row["error"]}
-    for name in sorted(names):
+    for name in sorted(names & {pair.ours for pair in plan.pairs}):
         for kind, batch in (("inference", plan.batch), ("train", plan.train_batch)):
             kernels = kernels_of(name, batch, plan.img_size, kind == "train")
             least = 1000 * floor(kernels, rates["copy"], rates["matrix"])

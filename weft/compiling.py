@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
-MENDED = (2, 15)  # the torch that is known not to have the fault
+MENDED = "2.15"  # the torch that is known not to have the fault
 
 
 def compile_model(model: nn.Module, **options: Any) -> Any:
     """`torch.compile(model, **options)`."""
-    if torch.__version__ < MENDED:
+    if TorchVersion(torch.__version__) < MENDED:
         with suppress(ImportError):  # a private name, which may move
             mend(importlib.import_module("torch._inductor.codegen.simd"))
     return torch.compile(model, **options)
