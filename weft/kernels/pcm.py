@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.kernels.conv_norm import is_batch_norm
 from weft.kernels.grouped import is_grouped
-from weft.kernels.op import _nobody_looks  # pyright: ignore[reportPrivateUsage]
+from weft.kernels.op import nobody_looks  # pyright: ignore[reportPrivateUsage]
 from weft.kernels.switch import amp_dtype, usable
 
 PARTS = 7  # of a convolution with its norm: weight and bias of either, running mean and variance, number of batches
@@ -63,7 +63,7 @@ def _sort(parts: tuple[Tensor, ...] | list[Tensor]) -> tuple[list[Tensor], list[
 
 def is_one_step(x: Tensor, pcm: nn.Sequential) -> bool:
     """Whether `train_pcm` may take these layers: three grouped convolutions, the first two with BatchNorm."""
-    if not usable(x) or not pcm.training or not x.numel() or x.dtype != amp_dtype(x) or not _nobody_looks((x,)):
+    if not usable(x) or not pcm.training or not x.numel() or x.dtype != amp_dtype(x) or not nobody_looks((x,)):
         return False
     convs: list[Any] = list(pcm)[::2]
     return (
