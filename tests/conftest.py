@@ -1,4 +1,6 @@
 import os
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,6 +12,16 @@ settings.load_profile("weft")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its kernels then run on the CPU
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") and version("triton").startswith("3.6."):
+    # Its loops read their bounds by way of arrays with one element, which numpy 2.4 no longer takes for numbers.
+    from triton.runtime import interpreter
+
+    def patch_tensor(tensor, *args, patch=interpreter._patch_lang_tensor):
+        patch(tensor, *args)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one process per core; more threads would only wait for each other

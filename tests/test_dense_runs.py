@@ -58,7 +58,10 @@ def no_report(monkeypatch):
 # The whole way ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", RUNS)
+SLOW = ("fpn", "faster-rcnn")  # the other runs go almost all of their way, and test_dense_resume.py trains FPN
+
+
+@pytest.mark.parametrize("head", [pytest.param(h, marks=pytest.mark.slow) if h in SLOW else h for h in RUNS])
 def test_from_pictures_to_answers(tmp_path, head):
     detects = "rcnn" in head
     data = make_squares(tmp_path / "data", RUNS[head][0], count=24, side=48 if detects else 32)

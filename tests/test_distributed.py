@@ -158,7 +158,8 @@ def pair(pictures, tmp_path_factory) -> Path:
 # The same as one process ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [2, 3])  # 3 divides neither the batch of 8 nor the 7 validation pictures
+# 3 divides neither the batch of 8 nor the 7 validation pictures
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_same_weights_as_one_process(pictures, alone, tmp_path, count):
     assert train(pictures, tmp_path / "run", count, **LAYER_NORM_ONLY).codes == [0] * count
     assert_close(alone, tmp_path / "run")

@@ -12,6 +12,7 @@ from torch import nn
 import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
+from weft.models.on_cpu import LinearAct
 
 
 @pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
@@ -94,3 +95,59 @@ def test_gradients_of_a_fused_copy():
     for network, picture in zip((model, weft.fuse(model)), pictures, strict=True):
         network(picture)[0, 0].backward()
     assert_close(pictures[1].grad, pictures[0].grad, 1e-4)
+
+
+@torch.no_grad()
+def test_packed_weights_follow_changes_in_place():
+    layer = LinearAct(nn.Linear(6, 4), "gelu")
+    x = torch.randn(3, 6)
+
+    def check_layer() -> None:
+        torch.testing.assert_close(layer(x), nn.functional.gelu(nn.functional.linear(x, layer.weight, layer.bias)))
+
+    check_layer()
+    layer.weight.mul_(2)
+    check_layer()
+    layer.weight.copy_(torch.randn(4, 6))
+    check_layer()
+    layer.weight.data = torch.randn(4, 6)
+    check_layer()
+    layer.weight = nn.Parameter(torch.randn(4, 6))
+    check_layer()
+
+
+@torch.no_grad()
+def test_a_block_takes_any_layout():
+    model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"]))
+    x = torch.randn(2, 16, 5, 4).permute(0, 2, 3, 1)
+    wanted = model.stages[1].blocks[0](x.contiguous(), None)[0]
+    torch.testing.assert_close(weft.fuse(model).stages[1].blocks[0](x, None)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_fused_copy_in_training_mode_drops():
+    """As the model does: whoever keeps dropout on for an estimate of uncertainty gets one from the copy, too."""
+    for rate in ("proj_drop_rate", "drop_path_rate"):
+        model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"], **{rate: 0.99}))
+        x, cls = torch.randn(2, 5, 4, 32), torch.randn(2, 1, 32)
+        block = weft.fuse(model).train().stages[2].blocks[-1]
+        for y, y_cls in (block(x, cls), (None, block.forward_class_token(x, cls))):
+            kept = torch.isclose(y_cls, cls).float().mean()
+            assert kept > 0.7, rate  # almost every branch was dropped
+            assert y is None or torch.isclose(y, x).float().mean() > 0.7
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "where", ["", "norm1", "norm2", "attn", "attn.proj", "attn.proj_drop", "mlp", "mlp.fc2", "mlp.drop2", "drop_path"]
+)
+def test_a_fused_copy_calls_what_is_watched(where):
+    model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"]))
+    x, cls = torch.randn(2, 5, 4, 32), torch.randn(2, 1, 32)
+    block = weft.fuse(model).stages[2].blocks[-1]
+    wanted, seen = block(x, cls), []
+    block.get_submodule(where).register_forward_hook(lambda *args: seen.append(args))
+    for run in (block, lambda x, cls: (wanted[0], block.forward_class_token(x, cls))):
+        torch.testing.assert_close(run(x, cls), wanted, rtol=1e-4, atol=1e-5)
+        assert seen
+        seen.clear()

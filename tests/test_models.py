@@ -19,15 +19,8 @@ from weft.models.performer import SoftSplit
 from weft.models.vitae import PRM
 
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
-# Compilers take seconds each: a selection that covers every kind of module, and all of them in `make test-all`.
-QUICK = {
-    "cvt",
-    "ceit",
-    "cetnet",
-    "vitae",
-    "cswin",
-    "vt",
-}
+# Compilers take seconds each: one model of each of the papers' families, and all switches in `make test-all`.
+QUICK = {"cvt", "ceit", "cetnet", "vitae", "vt"}
 every_switch_compiled = pytest.mark.parametrize(
     ("name", "args"),
     [pytest.param(*s, id=key, marks=() if key in QUICK else pytest.mark.slow) for key, s in SWITCHES.items()],
@@ -381,6 +374,15 @@ def test_no_copy_between_attention_and_convolution(name, args):
         assert copies.joins == pyramids + (glued(name, model, args) if model.num_prefix_tokens else 0)
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "name", ["ceit_nano", "cswin_tiny"]
+)  # timm's own tests, in test_timm.py, do so with the others
+@torch.no_grad()
+def test_scripts(name):
+    model, picture = small(name), torch.randn(1, 3, 40, 33)
+    torch.testing.assert_close(torch.jit.script(model)(picture), model(picture), rtol=1e-4, atol=1e-5)
 
 
 @every_switch_compiled
