@@ -13,7 +13,8 @@ import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
 from weft.analysis.catalog import catalog
-from weft.models.layers import PairDropPath, pad_to_multiple, resize_grid
+from weft.kernels.residual import add_branch
+from weft.models.layers import StochasticDepth, pad_to_multiple, resize_grid
 from weft.models.performer import SoftSplit
 from weft.models.vitae import PRM
 
@@ -234,14 +235,13 @@ def test_gradient_checkpointing_changes_nothing(name, args):
 
 
 def test_drop_path_takes_map_and_class_token_together():
-    drop = PairDropPath(0.5).train()
-    x, cls = drop((torch.ones(64, 3, 3, 2), torch.ones(64, 1, 2)))
-    kept = cls[:, 0, 0]
-    assert set(kept.tolist()) == {0.0, 2.0}
-    assert torch.equal(x[:, 0, 0, 0], kept)
-    assert torch.equal(x.amax((1, 2, 3)), x.amin((1, 2, 3)))
-    eval_x, _ = drop.eval()((torch.ones(2, 1, 1, 1), None))
-    assert torch.equal(eval_x, torch.ones(2, 1, 1, 1))
+    drop = StochasticDepth(0.5).train()
+    keep = drop(torch.ones(64, 3, 3, 2))
+    assert set(keep.tolist()) == {0.0, 2.0}
+    x, cls = add_branch(torch.zeros(64, 3, 3, 2), torch.zeros(64, 1, 2), torch.ones(64, 10, 2), None, keep)
+    assert torch.equal(cls, keep.view(-1, 1, 1).expand(cls.shape))
+    assert torch.equal(x, keep.view(-1, 1, 1, 1).expand(x.shape))
+    assert drop.eval()(x) is None
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("cvt_13", 13), ("ceit_tiny", 12), ("cetnet_tiny", 24)])

@@ -13,6 +13,7 @@ from weft.kernels.depthwise import depthwise
 from weft.kernels.grouped import grouped_conv, is_grouped
 from weft.kernels.qkv import qkv_depthwise
 from weft.kernels.stem import stem_conv
+from weft.kernels.watch import bare
 
 DEPTHWISE_KERNELS = (3, 5, 7)
 DEPTHWISE_STRIDES = (1, 2)
@@ -22,7 +23,7 @@ FEW_CHANNELS = 4  # of a picture
 def conv_norm(
     x: Tensor,
     conv: nn.Conv2d,
-    bn: nn.Module,
+    bn: Any,
     act_in: str,
     act: str,
     residual: Tensor | None = None,
@@ -59,7 +60,17 @@ def conv_qkv(x: Tensor, cls: Tensor | None, q: Any, k: Any, v: Any) -> tuple[Ten
     return q, k, v
 
 
-def norm_act(x: Tensor, bn: nn.Module, act: str, residual: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+def fit_together(*branches: Any) -> bool:
+    """Whether `conv_qkv` may take these `ConvNorm`s: nobody watches them, and their norms are in one mode."""
+    norms = [branch.bn for branch in branches]
+    if not bare(*branches, *norms, *(branch.conv for branch in branches)):
+        return False
+    if all(type(norm) is nn.Identity for norm in norms):
+        return True
+    return all(map(is_batch_norm, norms)) and len({norm.training for norm in norms}) == 1
+
+
+def norm_act(x: Tensor, bn: Any, act: str, residual: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
     """act(residual + keep bn(x)); moves the running statistics where `bn` is in training mode."""
     if not is_batch_norm(bn):  # SyncBatchNorm, which talks to other processes, or nothing at all
         y = bn(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -97,7 +108,7 @@ def affine(bn: Any) -> tuple[Tensor, Tensor]:
 
 def _convolve(
     x: Tensor,
-    conv: nn.Conv2d,
+    conv: Any,
     scale: Tensor | None,
     shift: Tensor | None,
     act_in: str,

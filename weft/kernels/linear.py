@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.activation import activation, activation_backward, activation_forward
+from weft.kernels.op import nobody_looks
 from weft.kernels.switch import amp_dtype, usable
+from weft.kernels.watch import bare
 
 
 class Linear(nn.Linear):
@@ -23,40 +25,40 @@ class Linear(nn.Linear):
         if torch.jit.is_scripting():
             return F.linear(input, self.weight, self.bias)
         else:  # not compiled by TorchScript
-            if self.bias is not None and trains(input):
+            if self.bias is not None and trains(input, self.weight, self.bias):
                 return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
             return F.linear(input, self.weight, self.bias)
 
 
 def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
-    if trains(xs[0]) and _bare(layers):
-        parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
+    parameters = _parameters(layers)
+    if parameters and trains(*xs, *parameters):
         return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
 
 
 def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
     """Two linear layers and the activation called `kind` between them."""
-    if trains(x) and _bare((fc1, fc2)):
-        return _Mlp.apply(amp_dtype(x), kind, x, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    parameters = _parameters((fc1, fc2))
+    if parameters and trains(x, *parameters):
+        w1, w2, b1, b2 = parameters
+        return _Mlp.apply(amp_dtype(x), kind, x, w1, b1, w2, b2)
     return fc2(activation(fc1(x), kind))
 
 
-def trains(x: Tensor) -> bool:
-    """Whether this is training in eager mode where kernels are used."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
+def trains(x: Tensor, *others: Tensor) -> bool:
+    """Whether this is training in eager mode, by kernels, in types that torch's linear layers would take as well."""
+    if not (torch.is_grad_enabled() and usable(x) and nobody_looks((x, *others))):
+        return False
+    return torch.is_autocast_enabled(x.device.type) or all(other.dtype == x.dtype for other in others)
 
 
-def _bare(layers: Sequence[Any]) -> bool:
-    """Whether these layers have a bias each, and nobody put something else in their place or watches what they do."""
-    return all(
-        type(layer) in (Linear, nn.Linear)
-        and layer.bias is not None
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
-        for layer in layers
-    )
+def _parameters(layers: Sequence[Any]) -> list[Tensor]:
+    """The weights and then the biases of these layers; nothing where one is watched, replaced or has no bias."""
+    if not bare(*layers, types=(Linear, nn.Linear)) or any(layer.bias is None for layer in layers):
+        return []
+    return [layer.weight for layer in layers] + [layer.bias for layer in layers]
 
 
 class _Linears(torch.autograd.Function):
@@ -129,7 +131,7 @@ def column_sums(x: Tensor) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b, stored as it was summed up: in float32 if `dtype` is that."""
-    if dtype != a.dtype and a.is_cuda:
+    if dtype == torch.float32 != a.dtype and a.is_cuda:
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
 

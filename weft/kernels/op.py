@@ -1,5 +1,6 @@
 """Registers an operation with torch, so that compilers, autocast, checkpointing and DDP know it."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.choose import TwinIsFaster
-from weft.kernels.switch import has_triton, interpreted
+from weft.kernels.switch import has_triton, interpreted, is_transformed
 
 LIBRARY = torch.library.Library("weft", "DEF")
 # No subclass of Tensor, and no list, in which torch.autograd.Function would not see a tensor.
@@ -43,12 +44,19 @@ def define(
         device = next((value.device for value in args if isinstance(value, Tensor)), None)
         if device is None or not has_triton() or not (device.type == "cuda" or interpreted()):
             return _in_order(plain(*args))
+        if name in _refused:
+            return _in_order(plain(*args))
         try:
             if device.type == "cuda" and device.index != torch.cuda.current_device():
                 with torch.cuda.device(device):  # Triton launches on the current one
                     return launch(*args)
             return launch(*args)
         except TwinIsFaster:
+            return _in_order(plain(*args))
+        except Exception as error:
+            if not type(error).__module__.startswith("triton"):
+                raise
+            _refuse(name, error)  # too large for this GPU, or not to this Triton's taste
             return _in_order(plain(*args))
 
     LIBRARY.impl(name, lambda *args: _filled(run(*args)), "CompositeExplicitAutograd")
@@ -60,9 +68,18 @@ def define(
     operator = getattr(torch.ops.weft, name).default
 
     def call(*args: Any) -> Any:
-        return direct(*args) if _nobody_looks(args) else operator(*args)
+        return direct(*args) if nobody_looks(args) else operator(*args)
 
     return call
+
+
+_refused: set[str] = set()
+
+
+def _refuse(name: str, error: Exception) -> None:
+    _refused.add(name)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    warnings.warn(f"The kernel {name} does not run here, the plain path does: {reason}", stacklevel=2)
 
 
 def _in_order(outputs: Any) -> Any:
@@ -80,11 +97,9 @@ def _filled(outputs: Any) -> Any:
     return tuple(some.new_empty(0) if out is None else out for out in outputs)
 
 
-def _nobody_looks(args: tuple[Any, ...]) -> bool:
+def nobody_looks(args: tuple[Any, ...]) -> bool:
     """Whether these are plain tensors in eager mode, and no compiler, tracer, tensor subclass or mode is at work."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
     return all(type(value) in DIRECT for value in args)
 

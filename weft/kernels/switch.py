@@ -58,7 +58,16 @@ def usable(x: Tensor) -> bool:
     if torch.jit.is_scripting():
         return False
     else:  # not compiled by TorchScript
-        return isinstance(x, Tensor) and _usable(x)  # no Tensor: torch.fx traces the twin
+        if not isinstance(x, Tensor) or is_transformed():  # torch.fx traces the twin, torch.func differentiates it
+            return False
+        return _usable(x)
+
+
+def is_transformed() -> bool:
+    """Whether torch.func is at work, which takes no gradients that are written by hand."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _usable(x: Tensor) -> bool:

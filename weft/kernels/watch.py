@@ -1,9 +1,12 @@
 """Whether a module may be computed without being called."""
 
+from itertools import islice
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
+
+from weft.kernels.switch import usable
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -23,3 +26,8 @@ def bare(*modules: Any, types: tuple[type[nn.Module], ...] = ()) -> bool:
         and not any(getattr(module, hooks) for hooks in HOOKS)
         for module in modules
     )
+
+
+def fusable(x: Tensor, owner: nn.Module) -> bool:
+    """Whether kernels may be launched on `x` in place of the modules inside `owner`."""
+    return usable(x) and bare(*islice(owner.modules(), 1, None))

@@ -23,8 +23,8 @@ from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive
-from weft.kernels.conv_norm import conv_norm, keep_factors
-from weft.kernels.switch import usable
+from weft.kernels.conv_norm import conv_norm, is_batch_norm, keep_factors
+from weft.kernels.watch import fusable
 from weft.models import _timm
 from weft.models._timm import GELU
 from weft.models.layers import ConvEmbed, LayerNorm, MaxPool, PointwiseConv, to_nchw, to_nhwc
@@ -58,7 +58,7 @@ class ConvBnAct(_timm.ConvBnAct):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             return run_unit(self, x, [(self.conv, self.bn1)])
         y = self.bn1(self.conv(x))
         return self.drop_path(y) + x if self.has_skip else y
@@ -68,7 +68,7 @@ class DepthwiseSeparableConv(_timm.DepthwiseSeparableConv):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             return run_unit(self, x, [(self.conv_dw, self.bn1), (self.conv_pw, self.bn2)])
         y = self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
         return self.drop_path(y) + x if self.has_skip else y
@@ -78,7 +78,7 @@ class InvertedResidual(_timm.InvertedResidual):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             layers = [(self.conv_pw, self.bn1), (self.conv_dw, self.bn2), (self.conv_pwl, self.bn3)]
             return run_unit(self, x, layers)
         y = self.bn3(self.conv_pwl(self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))))
@@ -89,7 +89,7 @@ class EdgeResidual(_timm.EdgeResidual):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             return run_unit(self, x, [(self.conv_exp, self.bn1), (self.conv_pwl, self.bn2)])
         y = self.bn2(self.conv_pwl(self.bn1(self.conv_exp(x))))
         return self.drop_path(y) + x if self.has_skip else y
@@ -117,7 +117,7 @@ def run_unit(unit: Any, x: Tensor, layers: list[tuple[Any, Any]]) -> Tensor:
 
 def _norm_and_act(norm: Any) -> tuple[nn.Module, str]:
     """The two parts of timm's BatchNorm with activation, of which `weft.fuse` leaves the activation alone."""
-    if type(norm) is BatchNormAct2d:
+    if type(norm) is BatchNormAct2d and is_batch_norm(norm):
         return norm, "gelu" if isinstance(norm.act, nn.GELU) else "none"
     if isinstance(norm, nn.GELU):
         return FOLDED, "gelu"

@@ -17,14 +17,13 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.kernels.layer_norm import residual_norm
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
 from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
-from weft.models.layers import GELU, LayerNorm, StochasticDepth, grid_size
+from weft.models.layers import GELU, LayerNorm, StochasticDepth, grid_size, norm_apart, norm_tokens
 from weft.models.pvt import PVT
 from weft.models.windows import windowed_attention
 
@@ -64,9 +63,13 @@ class SwinBlock(SwinTransformerBlock):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._attn(self.norm1(x)).flatten(1, 2)  # (B, H*W, C)
-        norm = self.norm2.weight, self.norm2.bias, self.norm2.eps
-        x, _, z = residual_norm(x, None, y, self.drop_path(x), *norm)  # pyright: ignore[reportArgumentType]
+        if torch.jit.is_scripting():
+            x, _ = add_branch(x, None, self._attn(self.norm1(x)), None, self.drop_path(x))
+            z = self.norm2(x)
+        else:  # not compiled by TorchScript
+            _, _, z, _ = norm_apart(self.norm1, x, None)
+            y = self._attn(z).flatten(1, 2)  # (B, H*W, C)
+            x, _, z = norm_tokens(self.norm2, x, None, y, self.drop_path(x))
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
     def _attn(self, x: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.layer_norm import residual_norm, residual_norm_apart
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
@@ -42,6 +41,8 @@ from weft.models.layers import (
     grid_size,
     image_to_map,
     join,
+    norm_apart,
+    norm_tokens,
     pad_to_multiple,
     part,
     present,
@@ -134,13 +135,14 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        x, _, z = residual_norm(
-            x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
-        )  # (B, 1 + H*W, C)
-        y = self.attn(z)
-        x, new_cls, z, z_cls = residual_norm_apart(
-            x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps
-        )
+        new_cls: Optional[Tensor] = cls
+        if torch.jit.is_scripting():
+            y = self.attn(self.norm1(join(cls, x)))
+            x, new_cls = add_branch(x, cls, y, None, self.drop_path(x))
+            z, z_cls = self.norm2(x), self.norm2(present(new_cls))
+        else:  # not compiled by TorchScript
+            _, _, z = norm_tokens(self.norm1, x, cls)
+            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, self.attn(z), self.drop_path(x))
         y, y_cls = self.leff(z, present(z_cls))
         x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
         return x, present(new_cls)

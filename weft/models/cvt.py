@@ -28,7 +28,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.conv_norm import conv_qkv
+from weft.kernels.conv_norm import conv_qkv, fit_together
 from weft.kernels.linear import Linear, linears
 from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         if torch.jit.is_scripting():
             q = join(cls, self.conv_proj_q(x))
         else:  # not compiled by TorchScript
-            if self.has_convs and usable(x):
+            if self.has_convs and usable(x) and fit_together(self.conv_proj_q, self.conv_proj_k, self.conv_proj_v):
                 return conv_qkv(x, cls, self.conv_proj_q, self.conv_proj_k, self.conv_proj_v)
             q = join(cls, self.conv_proj_q(x))
         return q, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x))

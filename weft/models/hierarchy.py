@@ -12,10 +12,20 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive
-from weft.kernels.layer_norm import residual_norm, residual_norm_apart
 from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
-from weft.models.layers import GELU, LayerNorm, Mlp, PositionEmbedding, StochasticDepth, fix_size, image_to_map
+from weft.models.layers import (
+    GELU,
+    LayerNorm,
+    Mlp,
+    PositionEmbedding,
+    StochasticDepth,
+    fix_size,
+    image_to_map,
+    join,
+    norm_apart,
+    norm_tokens,
+)
 
 
 class TransformerBlock(nn.Module):
@@ -40,9 +50,13 @@ class TransformerBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        x, cls, z, z_cls = residual_norm_apart(x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
-        y = self.attn(z, z_cls)
-        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        if torch.jit.is_scripting():
+            y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
+            x, cls = add_branch(x, cls, y, None, self.drop_path(x))
+            z = self.norm2(join(cls, x))
+        else:  # not compiled by TorchScript
+            x, cls, z, z_cls = norm_apart(self.norm1, x, cls)
+            x, cls, z = norm_tokens(self.norm2, x, cls, self.attn(z, z_cls), self.drop_path(x))
         return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
 
 
@@ -61,9 +75,13 @@ class MapBlock(nn.Module):
         return self.forward_residuals(x)
 
     def forward_residuals(self, x: Tensor) -> Tensor:
-        _, _, z, _ = residual_norm_apart(x, None, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
-        y = self.attn(z).flatten(1, 2)  # (B, H*W, C)
-        x, _, z = residual_norm(x, None, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        if torch.jit.is_scripting():
+            x, _ = add_branch(x, None, self.attn(self.norm1(x)), None, self.drop_path(x))
+            z = self.norm2(x)
+        else:  # not compiled by TorchScript
+            _, _, z, _ = norm_apart(self.norm1, x, None)
+            y = self.attn(z).flatten(1, 2)  # (B, H*W, C)
+            x, _, z = norm_tokens(self.norm2, x, None, y, self.drop_path(x))
         return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
 
 

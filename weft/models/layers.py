@@ -18,10 +18,12 @@ from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 from weft.errors import WeftError, check_positive
 from weft.kernels.activation import activation, plain_activation
 from weft.kernels.conv_norm import conv_norm, convolve, norm_act
-from weft.kernels.layer_norm import layer_norm
+from weft.kernels.layer_norm import layer_norm, residual_norm, residual_norm_apart
 from weft.kernels.linear import Linear, mlp, trains
 from weft.kernels.pool import max_pool
+from weft.kernels.residual import add_branch
 from weft.kernels.switch import usable
+from weft.kernels.watch import bare, fusable
 
 
 def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
@@ -138,11 +140,6 @@ class GELU(nn.GELU):
         return activation(input, "gelu")
 
 
-class SiLU(nn.SiLU):
-    def forward(self, input: Tensor) -> Tensor:
-        return activation(input, "silu")
-
-
 class QuickGELU(timm_layers.QuickGELU):
     """x * sigmoid(1.702 x)."""
 
@@ -158,7 +155,7 @@ class Mlp(timm_layers.Mlp):
             return self.forward_plain(x)
         else:  # not compiled by TorchScript
             kind = KINDS.get(type(self.act))
-            if kind is not None and self.drop1.p == self.drop2.p == 0 and trains(x):
+            if kind is not None and self.drop1.p == self.drop2.p == 0 and trains(x) and bare(self.act):
                 return mlp(x, self.fc1, kind, self.fc2)  # pyright: ignore[reportArgumentType]
             return self.forward_plain(x)
 
@@ -185,6 +182,28 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
         else:  # not compiled by TorchScript
             return layer_norm(input, self.weight, self.bias, self.eps)
+
+
+def norm_tokens(
+    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None
+) -> tuple[Tensor, Optional[Tensor], Tensor]:
+    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens."""
+    if bare(norm, types=(LayerNorm,)) and usable(x):
+        return residual_norm(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+    if y is not None:
+        x, cls = add_branch(x, cls, y, None, keep)
+    return x, cls, norm(join(cls, x))
+
+
+def norm_apart(
+    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None
+) -> tuple[Tensor, Optional[Tensor], Tensor, Optional[Tensor]]:
+    """`norm_tokens` that gives the norm as a map and a class token."""
+    if bare(norm, types=(LayerNorm,)) and usable(x):
+        return residual_norm_apart(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+    if y is not None:
+        x, cls = add_branch(x, cls, y, None, keep)
+    return x, cls, norm(x), norm(cls) if cls is not None else None
 
 
 class MapConv(nn.Conv2d):
@@ -228,7 +247,7 @@ class ConvNorm(nn.Module):
         if torch.jit.is_scripting():
             return self.forward_plain(x)
         else:  # not compiled by TorchScript
-            if usable(x):
+            if fusable(x, self):
                 return conv_norm(x, self.conv, self.bn, self.act_in, self.act)
             return self.forward_plain(x)
 
@@ -266,7 +285,7 @@ class LinearNorm(nn.Module):
         if torch.jit.is_scripting():
             return self.forward_norm(x)
         else:  # not compiled by TorchScript
-            if usable(x):
+            if fusable(x, self):
                 return norm_act(x, self.bn, self.act)
             return self.forward_norm(x)
 
@@ -348,23 +367,6 @@ class PositionEmbedding(nn.Module):
         x = x + resize_grid(self.grid, height, width)
         if cls is not None and self.cls is not None:
             cls = cls + self.cls
-        return x, cls
-
-
-class PairDropPath(nn.Module):
-    """Stochastic depth that drops a picture's map and its class token together, as if they were one sequence."""
-
-    def __init__(self, drop_prob: float):
-        super().__init__()
-        self.drop_prob = drop_prob
-
-    def forward(self, pair: tuple[Tensor, Optional[Tensor]]) -> tuple[Tensor, Optional[Tensor]]:
-        x, cls = pair
-        if self.drop_prob > 0 and self.training:
-            keep = drop_path(x.new_ones(x.shape[0], 1, 1), self.drop_prob, self.training)  # 0 or 1 / (1 - drop_prob)
-            x = x * keep.unsqueeze(-1)
-            if cls is not None:
-                cls = cls * keep
         return x, cls
 
 

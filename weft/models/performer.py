@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from weft.kernels.layer_norm import residual_norm
 from weft.kernels.performer import performer, performer_attention
-from weft.models.layers import GELU, LayerNorm, pad_to_multiple
+from weft.models.layers import GELU, LayerNorm, norm_tokens, pad_to_multiple
 
 
 class PerformerAttention(nn.Module):
@@ -91,13 +90,18 @@ class TokenTransformer(nn.Module):
         self.mlp = Mlp(dim, dim, act_layer=GELU, drop=(0.0, drop), device=device, dtype=dtype)
 
     def forward(self, x: Tensor, local: Optional[Tensor] = None) -> Tensor:
-        _, _, z = residual_norm(
-            x, None, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps
-        )  # (B, H*W, C_in)
+        if torch.jit.is_scripting():
+            z = self.norm1(x).flatten(1, 2)
+        else:  # not compiled by TorchScript
+            _, _, z = norm_tokens(self.norm1, x, None)  # (B, H*W, C_in)
         y, v = self.attention.mix(self.kqv(z))  # (B, H*W, C) each  # pyright: ignore[reportCallIssue]
         shortcut = v.view(x.shape[0], x.shape[1], x.shape[2], v.shape[2])
         if local is not None:
             shortcut = shortcut + local
         y = self.drop(self.proj(y))
-        x, _, z = residual_norm(shortcut, None, y, None, self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        if torch.jit.is_scripting():
+            x = shortcut + y.view(shortcut.shape)
+            z = self.norm2(x).flatten(1, 2)
+        else:  # not compiled by TorchScript
+            x, _, z = norm_tokens(self.norm2, shortcut, None, y)
         return x + self.mlp(z).view(x.shape)

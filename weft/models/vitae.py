@@ -30,26 +30,33 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import Attention, Mlp, calculate_drop_path_rates
+from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.layer_norm import residual_norm
+from weft.kernels.activation import plain_activation
 from weft.kernels.pcm import is_one_step, train_pcm
 from weft.kernels.residual import add_branch
 from weft.kernels.stem import stem_pyramid
+from weft.kernels.watch import fusable
 from weft.models.base import build
 from weft.models.flat import FlatModel
 from weft.models.layers import (
     GELU,
+    Attention,
     ConvNorm,
     LayerNorm,
+    Mlp,
     PositionEmbedding,
     StochasticDepth,
     grid_size,
+    join,
+    norm_tokens,
     pad_to_multiple,
     present,
+    to_nchw,
+    to_nhwc,
 )
 from weft.models.performer import PerformerAttention, SoftmaxAttention, SoftSplit, TokenTransformer
 
@@ -84,9 +91,12 @@ class PRM(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
-        biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
-        return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
+        if not torch.jit.is_scripting() and fusable(x, self):
+            weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
+            biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
+            return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
+        branches = [to_nhwc(conv(to_nchw(x))) for conv in self.convs]
+        return plain_activation(torch.cat(branches, dim=-1), "gelu")
 
 
 def pcm(
@@ -185,7 +195,10 @@ class NormalCell(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        _, _, z = residual_norm(x, cls, None, None, self.norm1.weight, self.norm1.bias, self.norm1.eps)
+        if torch.jit.is_scripting():
+            z = self.norm1(join(cls, x))
+        else:  # not compiled by TorchScript
+            _, _, z = norm_tokens(self.norm1, x, cls)
         local: Optional[Tensor] = None
         keep: Optional[Tensor] = None
         if self.pcm is not None:
@@ -195,7 +208,11 @@ class NormalCell(nn.Module):
             else:
                 x = self.add_local(x, keep)
         y = self.attn(z)  # (B, [1 +] H*W, C)
-        x, cls, z = residual_norm(x, cls, y, self.drop_path(x), self.norm2.weight, self.norm2.bias, self.norm2.eps)
+        if torch.jit.is_scripting():
+            x, cls = add_branch(x, cls, y, None, self.drop_path(x))
+            z = self.norm2(join(cls, x))
+        else:  # not compiled by TorchScript
+            x, cls, z = norm_tokens(self.norm2, x, cls, y, self.drop_path(x))
         x, cls = add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
         if local is not None:
             x, _ = add_branch(x, None, local, None, keep)

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch
 from weft.kernels.conv_norm import keep_factors
-from weft.kernels.switch import usable
 from weft.kernels.token_attention import pixels_to_tokens, split, tokens_to_pixels
+from weft.kernels.watch import fusable
 from weft.models.layers import PointwiseConv, image_to_map, present, to_nchw, to_nhwc
 
 __all__ = [
@@ -140,7 +140,7 @@ class FilterTokenizer(nn.Module):
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> Tensor:
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1)  # (B, H*W, L), over the pixels
         attention = attention.transpose(1, 2)
-        if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
+        if not torch.jit.is_scripting() and fusable(x, self):  # the mean of the values is the value of the mean
             return self.token(self.value((attention @ x.flatten(1, 2)).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
@@ -168,7 +168,7 @@ class ClusteringTokenizer(nn.Module):
         pixels = x.flatten(1, 2)  # (B, H*W, C)
         centroids = k_means(pixels, pool_tokens(x, self.grid), self.iterations)  # (B, L, C)
         attention = (centroids @ pixels.transpose(1, 2) * self.scale).softmax(dim=2)  # (B, L, H*W), over the pixels
-        if usable(x) and not torch.jit.is_scripting():  # the mean of the values is the value of the mean
+        if not torch.jit.is_scripting() and fusable(x, self):  # the mean of the values is the value of the mean
             return self.token(self.value((attention @ pixels).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
@@ -215,7 +215,7 @@ class RecurrentTokenizer(nn.Module):
 
     def ask(self, q: Tensor, x: Tensor) -> Tensor:
         """(B, L, C) queries and the map -> (B, L, C), the values of the pixels as the queries weigh them."""
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             keys = self.key.absorb(q)
             if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
                 keys = torch.add(keys, present(self.key.bias), alpha=0)
@@ -292,7 +292,7 @@ class Transformer(nn.Module):
         column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
         q, k, v = self.query(column), self.key(column), self.value(column)
         whole = self.drop.p == 0 or not self.training
-        if whole and usable(tokens) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and whole and fusable(tokens, self):
             k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
             scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
             return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
@@ -342,7 +342,7 @@ class Projector(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             keys, values = split(self.query.absorb(key), self.heads), split(value, self.heads)
             scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
             added = shortcut.flatten(1, 2)

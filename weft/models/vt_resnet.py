@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from weft.errors import WeftError, check_choice, check_positive, check_rates
 from weft.kernels.conv_norm import conv_norm, keep_factors
 from weft.kernels.switch import usable
+from weft.kernels.watch import bare, fusable
 from weft.models._timm import make_blocks
 from weft.models.base import HybridModel, build
 from weft.models.layers import MaxPool, grid_size, image_to_map, to_nchw, to_nhwc
@@ -51,7 +52,7 @@ class BasicBlock(resnet.BasicBlock):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2)])
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act1(self.bn1(self.conv1(x)))
@@ -65,7 +66,7 @@ class Bottleneck(resnet.Bottleneck):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and fusable(x, self):
             return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)])
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act1(self.bn1(self.conv1(x)))
@@ -129,9 +130,9 @@ class ResNetTrunk(nn.Module):
                 first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
     def stem(self, x: Tensor) -> Tensor:
-        if usable(x) and not torch.jit.is_scripting():
+        if not torch.jit.is_scripting() and usable(x) and bare(self.conv1, self.bn1):
             y = to_nchw(conv_norm(to_nhwc(x), self.conv1, self.bn1, "none", "relu"))
-            return self.act1(y) if self.act1._forward_hooks else y  # the hooks wait for this map
+            return y if bare(self.act1) else self.act1(y)  # somebody waits for this map
         return self.act1(self.bn1(self.conv1(x)))
 
     def forward(self, x: Tensor, last: Optional[int] = None) -> list[Tensor]:
