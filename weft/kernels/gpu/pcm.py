@@ -56,7 +56,7 @@ def forward(
 ) -> tuple[Tensor, list[Tensor]]:
     """x + keep * PCM(x), and what the gradient needs; changes the `buffers`, running mean and variance and batches."""
     ways, _, jobs = plans
-    packed, y = grouped.pack(weights, jobs, x.dtype), x
+    packed, y = grouped.pack([weight.contiguous() for weight in weights], jobs, x.dtype), x
     kept = [packed]
     for way, start, bias, norm, running in zip(ways, jobs.starts, biases, norms, buffers, strict=False):
         (gamma, beta), (running_mean, running_var, batches) = norm, running
