@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader clean
+.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,12 @@ bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 bench-loader: $(INSTALLED) ## reading pictures next to timm: make bench-loader PICTURES=folder (class folders of JPEGs)
 	@test -n "$(PICTURES)" || { echo "Say which pictures: make bench-loader PICTURES=folder"; exit 2; }
 	$(BIN)/python benchmarks/loader.py "$(PICTURES)" --out benchmarks/results
+
+bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and docs/performance.md from it
+	$(BIN)/python benchmarks/gpu_models.py
+	$(BIN)/python benchmarks/gpu_models.py --floors
+	$(BIN)/python benchmarks/plot_speed.py
+	$(BIN)/python -m docs.performance
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build *.egg-info

@@ -269,8 +269,11 @@ def missing(plan: Plan, results: dict[str, Any], part: str) -> list[Pair]:
 # Compiling --------------------------------------------------------------------------------------------------------
 
 
-def prepare_only(plan: Plan, parts: Iterable[str], workers: int) -> None:
-    """Fills the caches of Triton and of torch.compile: each model in each part in a process of its own."""
+def prepare_only(plan: Plan, parts: Iterable[str], workers: int) -> bool:
+    """Fills the caches of Triton and of torch.compile: each model in each part in a process of its own.
+
+    Whether all went well.
+    """
     ours, growing = {pair.ours for pair in plan.pairs}, {*plan.growing}
     tasks = [
         (name, part)
@@ -281,33 +284,35 @@ def prepare_only(plan: Plan, parts: Iterable[str], workers: int) -> None:
         and (part.endswith("compiled") or name in ours)  # nothing of the others' is compiled
         and (part != "growth" or name in growing)
     ]
-    begin = time.monotonic()
+    begin, well = time.monotonic(), True
     with ProcessPoolExecutor(workers, processes(), max_tasks_per_child=1) as pool:
         futures = {pool.submit(prepare_one, plan, *task): task for task in tasks}
         for future in as_completed(futures):
             name, part = futures[future]
-            error = future.exception()
-            print(f"{time.monotonic() - begin:4.0f} s  {name} {part}: {error or future.result()}", flush=True)
+            error = future.exception() or future.result()
+            print(f"{time.monotonic() - begin:4.0f} s  {name} {part}: {error or 'ready'}", flush=True)
+            well = well and not error
+    return well
 
 
 def prepare_one(plan: Plan, name: str, part: str) -> str:
+    """What went wrong."""
     compile_early()
-    begin = time.monotonic()
     if part == "growth":
         alone = Pair(name, PUBLISHED, None, None, 1.0)
         errors = {row["error"] for row in Desk(alone, plan).grow()} - {""}
     else:
         errors = {patiently(name, plan.settings(part)).error} - {""}
-    return "; ".join(errors) or f"ready after {time.monotonic() - begin:.0f} s"
+    return "; ".join(errors)
 
 
 def add_floors(path: Path, plan: Plan) -> None:
-    """The floors of all models in the file, in milliseconds, at the rates that were measured with them."""
+    """The floors of all models of ours in the file, in milliseconds, at the rates that were measured with them."""
     from floors import floor, kernels_of
 
     results = load(path)
     rates, names = results["rates"], {row["model"] for row in results["rows"] if not row["error"]}
-    for name in sorted(names):
+    for name in sorted(names & {pair.ours for pair in plan.pairs}):
         for kind, batch in (("inference", plan.batch), ("train", plan.train_batch)):
             kernels = kernels_of(name, batch, plan.img_size, kind == "train")
             least = 1000 * floor(kernels, rates["copy"], rates["matrix"])
@@ -326,11 +331,17 @@ def main() -> None:
     parser.add_argument("--floors", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / f"gpu_models-{date.today().isoformat()}.json")
     args = parser.parse_args()
+    known = [pair.ours for pair in PAIRS]
+    if unknown := [name for name in args.models or [] if name not in known]:
+        parser.error(f"there is no model {unknown[0]!r} in the table; choose from {', '.join(known)}")
+    if args.floors and not {"rows", "rates"} <= load(args.out).keys():
+        parser.error(f"{args.out} has no results to add floors to; name a file with --out")
+    if not args.floors and not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU; `weft bench` measures on a CPU, too")
     plan = Plan(pairs=tuple(p for p in PAIRS if not args.models or p.ours in args.models), seconds=args.seconds)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.prepare:
-        prepare_only(plan, args.parts, args.workers)
-        return
+        raise SystemExit(not prepare_only(plan, args.parts, args.workers))
     if args.floors:
         add_floors(args.out, plan)
     elif args.curves:

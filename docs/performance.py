@@ -5,7 +5,6 @@ Text between `<!-- NAME -->` and `<!-- end -->` is replaced, all else stays as i
 
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from speed_table import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
 
+from weft.kernels.case import all_cases  # noqa: E402
 from weft.kernels.choose import MEASURED  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -39,7 +39,12 @@ def where(results: dict[str, Any]) -> Iterator[str]:
         if rates
         else ""
     )
-    yield f"{machine['gpu'] or machine['cpu']}, {packages}, {results['date']}{ceilings}."
+    cpu = f" on a machine with {machine['cores']} cores of an {machine['cpu']}" if machine["gpu"] else ""
+    yield f"{machine['gpu'] or machine['cpu']}{cpu}; {packages}, {results['date']}{ceilings}."
+    measured = {line.part for line in table(results)}
+    if missing := [words for part, words in WORDS.items() if part not in measured]:
+        yield ""
+        yield f"Not measured: {'; '.join(missing)}."
 
 
 def by_pair(results: dict[str, Any]) -> dict[Any, dict[str, Line]]:
@@ -52,8 +57,11 @@ def by_pair(results: dict[str, Any]) -> dict[Any, dict[str, Line]]:
 def speed(results: dict[str, Any]) -> Iterator[str]:
     yield from picture("How many times as fast as the peer", "speed.png")
     for kind in ("inference", "training step"):
-        yield from ratios(results, [part for part, words in WORDS.items() if words.startswith(kind)])
-        yield ""
+        measured = {line.part for line in table(results)}
+        parts = [part for part, words in WORDS.items() if words.startswith(kind) and part in measured]
+        if parts:
+            yield from ratios(results, parts)
+            yield ""
 
 
 def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
@@ -76,6 +84,13 @@ def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
 
 
 def growth(results: dict[str, Any]) -> Iterator[str]:
+    models = {row["model"]: row["peer"] for row in results.get("growth", []) if row["peer"] and not row["error"]}
+    if not models:
+        yield "Not measured yet."
+        return
+    pairs = (f"`{name}` and its peer `{peer}`" for name, peer in models.items())
+    yield f"Measured so far: {', '.join(pairs)}."
+    yield ""
     yield from picture("Pictures per second over batch and size", "speed-growth.png")
 
 
@@ -96,7 +111,7 @@ def memory(results: dict[str, Any]) -> Iterator[str]:
             return "–"
         return f"{row['gib']:.2f} GiB, {1024 * row['gib'] / row['batch']:.0f} MiB a picture"
 
-    parts = ("train", "train-compiled")
+    parts = [part for part in ("train", "train-compiled") if any(row == part for row, _ in rows)]
     header = [f"{whose}, {WORDS[part].split(', ')[1]}" for part in parts for whose in ("ours", "peer's")]
     lines = (
         [f"`{pair.ours}`", *(cell(part, name) for part in parts for name in (pair.ours, pair.peer))]
@@ -135,14 +150,19 @@ def kernels(results: dict[str, Any]) -> Iterator[str]:
         rows = []
         for name, shapes in sorted(operations.items()):
             gains = [shape["gain"] for shape in shapes if shape["gain"] > 0]
-            parts = [shape["floor_us"] / shape["us"] for shape in shapes if shape.get("us")]
-            if gains and parts:
-                span = f"{min(gains):.1f} to {max(gains):.1f}"
-                rows.append([f"`{name}`", str(len(shapes)), span, f"{statistics.median(parts):.0%}"])
-        yield from markdown(["operation", "shapes", "times as fast as its twin", "of the floor's speed, median"], rows)
+            if gains:
+                rows.append([f"`{name}`", str(len(shapes)), f"{min(gains):.1f} to {max(gains):.1f}"])
+        yield from markdown(["operation", "shapes", "times as fast as its twin"], rows)
+        without = sorted({case.operation for case in all_cases()[0]} - operations.keys())
+        if without:
+            yield ""
+            yield f"Not measured yet, and run with their defaults: {', '.join(f'`{name}`' for name in without)}."
 
 
 def curves(results: dict[str, Any]) -> Iterator[str]:
+    if not results.get("curves"):
+        yield "Not measured yet."
+        return
     yield from picture("Losses with kernels and without", "speed-curves.png")
     rows = (
         [f"`{name}`", f"{curve['kernels_off_by']:.4f}", f"{curve['rounding_off_by']:.4f}"]
@@ -164,7 +184,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
 
 def fill(page: str, results: dict[str, Any]) -> str:
     for name, make in TABLES.items():
-        text = "\n".join(make(results))
+        text = "\n".join(make(results)).strip()
         page = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
             lambda m, text=text: f"{m[1]}\n{text}\n\n{m[2]}",

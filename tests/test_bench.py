@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from docs import performance  # puts benchmarks/ on the path
 from tests.small_runs import refused
-from weft import bench
+from weft import bench, compiling
 from weft.errors import WeftError
-from weft.kernels import choose, measure
+from weft.kernels import choose, measure, switch
 from weft.kernels.activation import activation_forward, plain_activation
 from weft.kernels.case import Case, all_cases
 from weft.kernels.compare import relative_errors
@@ -75,6 +76,21 @@ def test_a_race_takes_turns():
     assert order == [("a", 1), ("b", 1)] + [("a", 10), ("b", 10)] * 3
 
 
+def test_slow_models_get_fewer_rounds():
+    slow = SimpleNamespace(name="slow", error="", time=lambda calls: 2.0)
+    assert bench.race([slow], seconds=3.0, rounds=9) == {"slow": [2.0] * bench.LEAST}
+
+
+def test_columns_without_numbers_are_left_out():
+    alone = bench.Row("a", pictures_per_second=8, low=7, high=9, milliseconds=1)
+    assert bench.as_table([alone])[0] == ["model", "pictures/s", "range", "ms/batch"]
+    assert bench.as_table([alone, bench.Row("b", error="does not run")])[2][-1] == "does not run"
+
+
+def test_pictures_have_the_first_models_size():
+    assert [bench.own_size(name) for name in ("cvt_nano", "cvt_13", "test_resnet")] == [64, 224, 160]
+
+
 def test_command(command, tmp_path):
     code, out, err = command("bench", "cvt_nano", "--against", "test_resnet", *QUICK, "--json", tmp_path / "b.json")
     assert code == 0, err
@@ -97,6 +113,7 @@ def test_command(command, tmp_path):
         dtype="fp32",
         device="cpu",
         fuse=True,
+        kernels=True,
         seconds=0.001,
     )
     row = found["rows"][0]
@@ -140,6 +157,9 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         (["cvt_nano", "--against", "resnet18", "resnet34"], ["2 peers for 1 models"]),
         ([], ["weft models", "--kernels"]),
         (["cvt_nano", "--only", "depthwise"], ["--kernels"]),
+        (["--only", "depthwise"], ["--only", "--kernels"]),
+        (["cvt_nano", "--device", "mps"], ["--device 'mps'", "cuda:N"]),
+        (["cvt_nano", "--device", "nowhere"], ["--device 'nowhere'"]),
         (["cvt_nano", "--dtype", "fp16", "--device", "cpu"], ["fp16", "GPU"]),
         (["cvt_nano", "--replay", "--device", "cpu"], ["--replay", "GPU"]),
         (["cvt_nano", "--seconds", "0"], ["seconds"]),
@@ -160,7 +180,7 @@ def test_kernels_need_a_gpu(command):
 
 def test_missing_transformers(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    refused(command("bench", "hf:cvt-13"), "transformers", "pip install weft[bench]")
+    refused(command("bench", "hf:cvt-13"), "pip install transformers")
 
 
 # Kernels ----------------------------------------------------------------------------------------------------------
@@ -213,14 +233,35 @@ def test_the_fastest_right_candidate_is_chosen():
     assert "how=unlaunchable: fails: RuntimeError" in notes
     assert "too many threads" in notes
     assert "26%" in next(measure.lines(finding))
-    assert finding.row()["gain"] == 8
+    assert (finding.row() or {})["gain"] == 8
 
 
 def test_no_kernel_is_right():
-    finding = measure.measure_case(fake_case(), ["died"] * 5, measure.Rates(1e9, 1e12), CPU, _clock)
-    assert finding.row()["gain"] == 0
-    assert finding.row()["launch"] == {}
-    assert finding.notes == ["how=slow and 4 more: died"]
+    """One that is wrong is kept from being used; of those that nobody compared nothing is written."""
+
+    def found(outcomes: list[Any]) -> measure.Finding:
+        return measure.measure_case(fake_case(), outcomes, measure.Rates(1e9, 1e12), CPU, _clock)
+
+    wrong = found([[1.0], *["was not compared: no time left"] * 4]).row()
+    assert wrong is not None
+    assert (wrong["gain"], wrong["launch"]) == (0, {})
+    unknown = found(["died"] * 5)
+    assert unknown.row() is None
+    assert unknown.notes == ["how=slow and 4 more: died"]
+    right_but_untimed = found([*["died"] * 4, [0.0]])
+    assert right_but_untimed.row() is None
+
+
+def test_what_nobody_compared_is_reported_and_not_written(tables, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "measure", lambda *args, **kwargs: iter([measure.Finding(fake_case(), 1e-6)]))
+    measure.measure_into(tables[0])
+    assert not tables[0].exists()
+    assert "Nothing was found out about 1" in capsys.readouterr().out
+
+
+def test_kernels_are_chosen_by_names_that_exist():
+    with pytest.raises(WeftError, match=r"'nope'.*depthwise"):
+        next(measure.measure(["nope"], CPU))
 
 
 def test_wrong_values_and_shapes_are_seen():
@@ -249,6 +290,63 @@ def test_every_kernel_offers_sound_cases():
         assert case.bytes > 0
         assert case.candidates
         assert json.loads(json.dumps([case.shape, *case.candidates])) == [case.shape, *case.candidates]
+
+
+def test_shipped_rows_are_read():
+    """A row with other keys than the launcher asks with would never match, and a parameter it lacks do nothing."""
+    shapes: dict[str, list[set[str]]] = {}
+    launches: dict[str, set[str]] = {}
+    for case in all_cases()[0]:
+        shapes.setdefault(case.operation, []).append({*case.shape})
+        launches.setdefault(case.operation, set()).update(*case.candidates)
+    for operations in json.loads(choose.MEASURED.read_text()).values():
+        for operation, rows in operations.items():
+            for row in rows:
+                assert {*row["shape"]} in shapes.get(operation, []), (operation, row)
+                assert {*row["launch"]} <= launches[operation], (operation, row)
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"), [("3.6.0", True), ("3.6rc1", True), ("4.0+git1", True), ("3.5.1", False), ("unknown", False)]
+)
+def test_versions_of_triton(monkeypatch, version, enough):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(switch.importlib.util, "find_spec", lambda name: object())
+    assert switch.has_triton.__wrapped__() is enough
+
+
+def test_too_old_a_triton(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure, "has_triton", lambda: False)
+    assert ".".join(map(str, switch.OLDEST_TRITON)) in measure.why_not()
+
+
+def test_word_of_the_environment():
+    assert switch.wanted("On")
+    assert not switch.wanted("off")
+    with pytest.raises(WeftError, match="WEFT_KERNELS='bogus'"):
+        switch.wanted("bogus")
+
+
+def test_torch_is_mended_where_it_has_the_fault(monkeypatch):
+    class CantSplit(Exception):
+        def __init__(self, expr: Any, remaining: Any) -> None:
+            super().__init__()
+
+    compiling.mend(SimpleNamespace())  # a torch that has no such thing
+    compiling.mend(SimpleNamespace(CantSplit=ValueError))
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    monkeypatch.setattr(
+        compiling.importlib, "import_module", lambda name: seen.append(name) or SimpleNamespace(CantSplit=CantSplit)
+    )
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0"))
+    compiling.compile_model(torch.nn.Identity())
+    assert not seen
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu128"))
+    compiling.compile_model(torch.nn.Identity())
+    assert seen
+    CantSplit()  # pyright: ignore[reportCallIssue]
 
 
 # The table --------------------------------------------------------------------------------------------------------
@@ -351,7 +449,7 @@ PLAN = gpu_models.Plan(
     rounds=1,
     growing=("vt_resnet_nano",),
     grow_batches=(1, 2),
-    grow_sizes=(32, 64),
+    grow_sizes=(32, 48),
     grow_batch=1,
 )
 
@@ -375,7 +473,7 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
         for model in ("vt_resnet_nano", "test_resnet", "test_vit")
     ]
     grown = [(row["model"], row["batch"], row["img_size"]) for row in results["growth"]]
-    assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 64)]
+    assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 48)]
 
     results["rates"] = {"copy": 1e12, "matrix": 1e15}
     results["curves"] = {"cvt_nano": {"losses": {"plain": [2.0, 1.0], "kernels": [2.0, 1.0]}}}
@@ -404,10 +502,45 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
     import plot_speed
 
     (tmp_path / "pictures").mkdir()
+    monkeypatch.setattr(plot_speed, "STYLE", {"savefig.dpi": 30})  # the layout takes seconds
     monkeypatch.setattr(plot_speed, "table", lambda results: speed_table.table(results, PLAN.pairs))
     monkeypatch.setattr(sys, "argv", ["plot_speed.py", str(path), "--out", str(tmp_path / "pictures")])
     plot_speed.main()
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"speed.png", "speed-growth.png", "speed-curves.png"}
+
+
+def test_page_is_that_of_the_newest_results():
+    page = performance.PAGE.read_text(encoding="utf-8")
+    assert page == performance.fill(page, speed_table.load(speed_table.newest()))
+    for name in performance.TABLES:
+        assert f"<!-- {name} -->\n\n<!-- end -->" not in page
+        assert f"<!-- {name} -->\n<!-- end -->" not in page
+
+
+def test_page_without_results():
+    page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), {**bench.facts(), "rows": []})
+    assert page.count("Not measured yet.") == 2
+    assert "Not measured: inference, eager; " in page
+
+
+@pytest.mark.parametrize(
+    ("args", "words"), [(["--models", "cvt_14"], "'cvt_14'"), (["--floors", "--out", "none.json"], "no results")]
+)
+def test_gpu_models_mistakes(monkeypatch, capsys, tmp_path, args, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu_models.py", *args])
+    with pytest.raises(SystemExit) as stop:
+        gpu_models.main()
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_models_need_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_models.py"])
+    with pytest.raises(SystemExit):
+        gpu_models.main()
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_floor_of_a_convolution_by_hand():
@@ -429,7 +562,7 @@ def test_floor_of_a_convolution_by_hand():
 def test_curves_are_compared():
     from curves import RUNS, compare, losses
 
-    found = compare({run: losses("cvt_nano", run, "cpu", 2, 4, 32) for run in RUNS})
+    found = compare({run: losses("cvt_nano", run, "cpu", 2, 2, 32) for run in RUNS})
     assert {len(values) for values in found["losses"].values()} == {2}
     assert found["kernels_off_by"] == 0  # on a CPU there are none
     assert found["rounding_off_by"] < 0.1

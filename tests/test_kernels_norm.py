@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernel_checks import DTYPES, check_gradients, check_values, close, random
+from tests.lost_kernels import QUICK_CHECKS, check_promise, lose
 from weft.kernels import choose
 from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics, plain_batch_norm_act
 from weft.kernels.layer_norm import plain_residual_norm, plain_residual_norm_apart, residual_norm_forward
@@ -38,7 +39,7 @@ def norm(joined: bool, has_y: bool):
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(
     batch=SIZES,
     height=SIZES,
@@ -109,7 +110,7 @@ def test_residual_norm_with_gradients_missing() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(batch=SIZES, height=st.integers(2, 4), channels=st.sampled_from([3, 16, 40]))
 def test_batch_statistics(dtype, batch, height, channels) -> None:
     x = 20 + random(batch, height, 5, channels, dtype=dtype)
@@ -129,7 +130,7 @@ def test_batch_statistics(dtype, batch, height, channels) -> None:
 
 @pytest.mark.parametrize("act", ["none", "gelu", "relu"])
 @pytest.mark.parametrize("training", [True, False])
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(
     dtype=st.sampled_from(DTYPES),
     batch=st.integers(2, 3),
@@ -160,6 +161,38 @@ def test_batch_norm(act, training, dtype, batch, height, channels, has_residual,
     check_gradients(kernel, twin, x, residual, weight, bias)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_autograd_sees_that_running_statistics_change(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, running = random(2, 3, 2, 8), (random(8), random(8).abs(), torch.tensor(0))
+    with choose.forced({}):
+        lose(monkeypatch, *(["batch_norm_statistics"] if lost else []), **SMALL)
+        for statistics in (batch_norm_statistics, torch.ops.weft.batch_norm_statistics):
+            before = [tensor._version for tensor in running]
+            statistics(x, *running, 0.1)
+            assert all(tensor._version > version for tensor, version in zip(running, before, strict=True))
+
+
+@pytest.mark.parametrize("lost", ["", "_backward"])
+def test_twin_beside_kernel(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward by the one, backward by the other; and the twins give what is promised."""
+    x, residual = (random(2, 2, 3, 8, dtype=torch.bfloat16, seed=i) for i in range(2))
+    weight, bias = random(8, seed=3), random(8, seed=4)
+    with choose.forced({}):
+        lose(monkeypatch, "batch_norm_statistics", f"batch_norm{lost}", **SMALL)
+
+        def kernel(x, residual, weight, bias):
+            moments = batch_norm_statistics(x.detach(), None, None, None, 0.1)
+            return batch_norm_act_forward(x, moments, None, weight, bias, residual, None, 1e-5, "gelu")
+
+        def twin(x, residual, weight, bias):
+            return plain_batch_norm_act(x, weight, bias, None, None, True, 0.1, 1e-5, "gelu", residual)
+
+        check_gradients(kernel, twin, x, residual, weight, bias)
+        check_promise("batch_norm_statistics", x, None, None, None, 0.1)
+        args = (x, random(8), random(8).abs(), weight, bias, residual, None, 1e-5, "gelu")
+        check_promise(f"batch_norm_act{lost}", *([x] if lost else []), *args)
+
+
 def test_norms_are_operators() -> None:
     x, y, cls = random(2, 3, 2, 8), random(2, 7, 8), random(2, 1, 8)
     weight, bias, keep = random(8), random(8, seed=1), random(2)
@@ -167,14 +200,18 @@ def test_norms_are_operators() -> None:
         tensor.requires_grad_()
     for joined in (True, False):
         args = (x, cls, y, keep, weight, bias, 1e-5, torch.bfloat16, joined)
-        torch.library.opcheck(torch.ops.weft.residual_norm.default, args)
+        torch.library.opcheck(torch.ops.weft.residual_norm.default, args, test_utils=QUICK_CHECKS)
     torch.library.opcheck(
-        torch.ops.weft.residual_norm.default, (x, None, None, None, weight, bias, 1e-5, torch.float32, True)
+        torch.ops.weft.residual_norm.default,
+        (x, None, None, None, weight, bias, 1e-5, torch.float32, True),
+        test_utils=QUICK_CHECKS,
     )
     mean, var = random(8), random(8).abs() + 1
     torch.library.opcheck(
-        torch.ops.weft.batch_norm_statistics.default, (x.detach(), mean, var, torch.tensor(1, device=x.device), 0.1)
+        torch.ops.weft.batch_norm_statistics.default,
+        (x.detach(), mean, var, torch.tensor(1, device=x.device), 0.1),
+        test_utils=QUICK_CHECKS,
     )
     for act in ("none", "gelu"):
         args = (x, mean, var, weight, bias, random(2, 3, 2, 8, seed=2).requires_grad_(), keep, 1e-5, act)
-        torch.library.opcheck(torch.ops.weft.batch_norm_act.default, args)
+        torch.library.opcheck(torch.ops.weft.batch_norm_act.default, args, test_utils=QUICK_CHECKS)

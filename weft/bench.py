@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +30,9 @@ from weft.compiling import compile_model
 from weft.engine.build import check_name, takes_size
 from weft.engine.parts import is_out_of_memory
 from weft.errors import WeftError, did_you_mean
+from weft.kernels.switch import kernels_are_on
 
-ROUNDS = 9
+ROUNDS, LEAST = 9, 3  # the second where a call takes long
 WARM_UP = 3  # calls; the first compiles
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HUGGING_FACE = {"hf:cvt-13": [1, 2, 10], "hf:cvt-21": [1, 4, 16]}  # blocks of the three stages
@@ -48,6 +49,7 @@ class Settings:
     dtype: str = "fp32"
     device: str = "cpu"
     fuse: bool = True  # inference of Weft's models through `weft.fuse`
+    kernels: bool = field(default_factory=kernels_are_on)  # Weft's own, where the machine can run them; as they stand
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def check_names(names: Sequence[str]) -> None:
             try:
                 importlib.import_module("transformers")
             except ImportError:
-                raise WeftError(f"{name} needs transformers: pip install weft[bench].") from None
+                raise WeftError(f"{name} needs transformers: pip install transformers.") from None
 
 
 def pair(models: Sequence[str], peers: Sequence[str]) -> dict[str, str]:
@@ -110,6 +112,13 @@ def build(name: str, img_size: int) -> nn.Module:
 
 
 _takes_size = cache(takes_size)
+
+
+def own_size(name: str) -> int:
+    """The side of the pictures that a model was made for."""
+    check_names([name])
+    cfg = None if name in HUGGING_FACE else timm.get_pretrained_cfg(name)
+    return cfg.input_size[-1] if cfg else 224
 
 
 class _Cvt(nn.Module):
@@ -279,7 +288,8 @@ def race(
     """Seconds per call of each, round by round; `seconds` of timing for each in all rounds together."""
     first = {c.name: c.time(1) for c in contenders}
     times: dict[str, list[float]] = {c.name: [] for c in contenders}
-    for _ in range(rounds):
+    slowest = max((first[c.name] for c in contenders if not c.error), default=seconds)
+    for _ in range(min(rounds, max(LEAST, int(seconds / slowest)))):
         for contender in contenders:
             if not contender.error:
                 calls = max(1, round(seconds / rounds / first[contender.name]))
@@ -304,7 +314,9 @@ def measure(
     for name in names:
         contenders.append(Contender(name, settings))
         count()
-    return make_rows(contenders, race(contenders, seconds, done=count), peer_of)
+    times = race(contenders, seconds, done=count)
+    count.end()
+    return make_rows(contenders, times, peer_of)
 
 
 class _Count:
@@ -315,6 +327,10 @@ class _Count:
         self.n += 1
         if self.progress:
             self.progress(self.n, self.of)
+
+    def end(self) -> None:
+        self.n = self.of - 1  # there may have been fewer rounds
+        self()
 
 
 def make_rows(contenders: Sequence[Contender], times: dict[str, list[float]], peer_of: dict[str, str]) -> list[Row]:
@@ -370,15 +386,25 @@ def title(result: dict[str, Any]) -> str:
     """What was measured, in one line."""
     settings, machine, versions = result["settings"], result["machine"], result["versions"]
     place = (
-        machine["gpu"] if settings["device"].startswith("cuda") else f"{machine['cpu']}, {machine['threads']} threads"
+        machine["gpu"]
+        if settings["device"].startswith("cuda")
+        else f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
     )
     what = "training step" if settings["train"] else "inference" + (", Weft's models fused" if settings["fuse"] else "")
     how = ("compiled" if settings["compile"] else "eager") + (", launches replayed" if settings["replay"] else "")
+    how += "" if settings["kernels"] else ", Weft's kernels off"
     size = f"batch {settings['batch']}, {settings['img_size']} pixels, {settings['dtype']}"
     return f"{what}, {how}, {size}; {place}, torch {versions['torch']}"
 
 
 HEADER = ["model", "pictures/s", "range", "ms/batch", "peak GiB", "ratio", "to"]
+
+
+def as_table(rows: Sequence[Row]) -> list[list[str]]:
+    """The header and a line for each row, without columns in which nothing stands."""
+    lines = list(cells(rows))
+    used = [i for i in range(len(HEADER)) if any(line[i] for line in lines)]
+    return [[line[i] for i in used] for line in (HEADER, *lines)]
 
 
 def cells(rows: Sequence[Row]) -> Iterator[list[str]]:

@@ -10,6 +10,8 @@ from weft.errors import WeftError, check_positive, check_ratio
 from weft.terminal import Flag, OutFile, check_out, progress_of, write_out
 
 if TYPE_CHECKING:
+    import torch
+
     from weft.bench import Row
 
 Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
@@ -22,7 +24,7 @@ def bench(
     replay: Annotated[bool, Flag] = False,
     against: Names = [],  # noqa: B006  cyclopts never changes it
     batch: Annotated[int | None, Parameter(negative="")] = None,
-    img_size: int = 224,
+    img_size: int | None = None,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
     device: str = "auto",
     seconds: float = 3.0,
@@ -51,7 +53,7 @@ def bench(
     batch
         Pictures at once; by default 256 on a GPU, 128 to train, 8 on a CPU.
     img_size
-        Side of the pictures.
+        Side of the pictures; by default the first model's own.
     dtype
         By default bf16 on a GPU, fp32 on a CPU.
     device
@@ -72,17 +74,16 @@ def bench(
     if kernels:
         _kernels(list(models), only, as_json)
         return
-    if not models:
-        raise WeftError("No model given; `weft models` lists them, or measure kernels with --kernels.")
     if only:
         raise WeftError("--only chooses among kernels; it needs --kernels.")
-    check_positive(batch=1 if batch is None else batch, img_size=img_size)
+    if not models:
+        raise WeftError("No model given; `weft models` lists them, or measure kernels with --kernels.")
+    check_positive(batch=1 if batch is None else batch, img_size=1 if img_size is None else img_size)
     check_ratio(seconds=seconds)
 
     from weft import bench as measuring
-    from weft.engine.device import pick_device
 
-    place = pick_device(device)
+    place = _place(device)
     gpu = place.type == "cuda"
     if dtype == "fp16" and not gpu:
         raise WeftError("--dtype fp16 needs a GPU; choose bf16 or fp32.")
@@ -93,7 +94,7 @@ def bench(
         compile=compile,
         replay=replay,
         batch=batch or ((128 if train else 256) if gpu else 8),
-        img_size=img_size,
+        img_size=img_size or measuring.own_size(models[0]),
         dtype=dtype or ("bf16" if gpu else "fp32"),
         device=str(place),
         fuse=fuse,
@@ -112,22 +113,36 @@ def bench(
         sys.exit(1)
 
 
-def _print(rows: "list[Row]") -> None:
-    from weft.bench import HEADER, cells
+def _place(name: str) -> "torch.device":
+    from weft.engine.device import pick_device
 
+    try:
+        place = pick_device(name)
+    except WeftError as error:
+        raise WeftError(str(error).replace("run.device=", "--device ")) from None
+    if place.type not in ("cpu", "cuda"):
+        raise WeftError(f"--device {name!r} is not measured; choose auto, cpu, cuda or cuda:N.")
+    return place
+
+
+def _print(rows: "list[Row]") -> None:
+    from weft.bench import as_table
+
+    header, *lines = as_table(rows)
+    right = [i for i, name in enumerate(header) if name not in ("model", "to")]
     if not sys.stdout.isatty():
         from weft.analysis.show import columns
 
-        print("\n".join(columns([HEADER, *cells(rows)], right=range(1, 6))))
+        print("\n".join(columns([header, *lines], right=right)))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(HEADER):
-        table.add_column(name, justify="right" if 1 <= i <= 5 else "left")
-    for row, texts in zip(rows, cells(rows), strict=True):
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i in right else "left")
+    for row, texts in zip(rows, lines, strict=True):
         style = "red" if row.error else "bold" if row.ratio is not None else ""
         table.add_row(*(Text(text, style=style) for text in texts))
     Console().print(table)

@@ -1,19 +1,31 @@
 """torch.compile, where one fault of an older torch is mended."""
 
+import importlib
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
+
+MENDED = "2.15"  # the torch that is known not to have the fault
 
 
 def compile_model(model: nn.Module, **options: Any) -> Any:
-    """`torch.compile(model, **options)`.
-
-    The compiler of torch 2.11 raises an exception of its own without the arguments that it has, and so fails, in the
-    training of CeiT and CvT on a GPU, instead of trying something else as it meant to.
-    """
-    from torch._inductor.codegen import simd
-
-    if not simd.CantSplit.__init__.__defaults__:
-        simd.CantSplit.__init__.__defaults__ = (None, None)  # pyright: ignore[reportFunctionMemberAccess]
+    """`torch.compile(model, **options)`."""
+    if TorchVersion(torch.__version__) < MENDED:
+        with suppress(ImportError):  # a private name, which may move
+            mend(importlib.import_module("torch._inductor.codegen.simd"))
     return torch.compile(model, **options)
+
+
+def mend(simd: Any) -> None:
+    """Gives the arguments of one of the compiler's exceptions defaults, where it is there and has none.
+
+    The compiler of torch 2.11 raises it without its arguments, and so fails, in the training of CeiT and CvT on a GPU,
+    instead of trying something else as it meant to.
+    """
+    init = getattr(getattr(simd, "CantSplit", None), "__init__", None)
+    code = getattr(init, "__code__", None)
+    if init is not None and code is not None and code.co_argcount == 3 and not init.__defaults__:
+        init.__defaults__ = (None, None)

@@ -73,8 +73,9 @@ def _fake_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, _, _, ctx.stride, act_in, act = inputs
+    x, weight, bias, scale, _, ctx.stride, act_in, act = inputs
     assert act_in == act == "none", "the gradient of activations is not this operator's"
+    assert scale is None, "nor is that of a scale"
     ctx.save_for_backward(x, weight, bias)
 
 
@@ -101,6 +102,10 @@ depthwise_forward = define(
 )
 
 
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def with_kernels(
     x: Tensor,
     weight: Tensor,
@@ -112,7 +117,7 @@ def with_kernels(
     act: str,
 ) -> Tensor:
     """One kernel where no gradient is asked for; where one is, activations and BatchNorm are steps of their own."""
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    if not wants_gradient(x, weight, bias, scale, shift):
         return depthwise_forward(x, weight, bias, scale, shift, stride, act_in, act)
     y = depthwise_forward(activation(x, act_in), weight, bias, None, None, stride, "none", "none")
     if scale is not None and shift is not None:

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from weft.errors import WeftError
 from weft.kernels import choose
 from weft.kernels.case import Case, all_cases, in_a_line
 from weft.kernels.compare import Outcome, Outcomes, compare_all, fresh_inputs, tolerance
-from weft.kernels.switch import has_triton, switched
+from weft.kernels.switch import OLDEST_TRITON, has_triton, switched
 
 COMPARE_SECONDS = 100.0  # after these no further comparison is begun
 ROTATE = 160 * 2**20  # bytes of different inputs, so that none lies in the cache (60 MB) when its turn comes
@@ -53,6 +54,7 @@ class Finding:
     best: float = 0.0  # seconds; 0 where no candidate was right
     launch: dict[str, Any] = field(default_factory=dict)
     error: float = 0.0  # relative, of the best
+    wrong: bool = False  # a candidate ran and computed something else
     notes: list[str] = field(default_factory=list)  # what failed, and why
 
     @property
@@ -60,8 +62,13 @@ class Finding:
         """How many times faster than the twin; 1 where the twin cannot be timed, 0 where no kernel is right."""
         return (self.plain / self.best if self.plain else 1.0) if self.best else 0.0
 
-    def row(self) -> choose.Row:
-        """A row of the table; a gain of 0 keeps a kernel from being used."""
+    def row(self) -> choose.Row | None:
+        """A row of the table; a gain of 0 keeps a kernel from being used.
+
+        None where nothing is known: no time was left, or nothing ran, which may be the fault of the moment.
+        """
+        if not (self.best or self.wrong):
+            return None
         return {
             "shape": self.case.shape,
             "launch": self.launch,
@@ -82,6 +89,10 @@ def measure(
     all_of_them, problems = all_cases()
     for problem in problems:
         say(problem)
+    for name in only or []:
+        if not any(case.operation.startswith(name) for case in all_of_them):
+            known = sorted({case.operation for case in all_of_them})
+            raise WeftError(f"No kernel's name begins with {name!r}; there are {', '.join(known)}.")
     cases = {n: case for n, case in enumerate(all_of_them) if not only or case.operation.startswith(tuple(only))}
     tries, start = sum(len(case.candidates) for case in cases.values()), time.monotonic()
     say(f"{len(cases)} cases, {tries} candidates: comparing with the twins")
@@ -123,6 +134,7 @@ def measure_case(case: Case, outcomes: list[Outcome], rates: Rates, device: torc
             continue
         wrong = [f"output {i} by {error:.1e}" for i, error in enumerate(outcome) if not error <= allowed]  # NaN, too
         if wrong:
+            finding.wrong = True
             failures.setdefault(f"wrong: {', '.join(wrong)}", []).append(words(launch))
         elif (took := timed(case.kernel, True, dict(launch), words(launch))) and not 0 < finding.best <= took:
             finding.best, finding.launch, finding.error = took, dict(launch), max(outcome, default=0.0)
@@ -207,9 +219,12 @@ def measure_into(table: Path, only: list[str] | None = None, seconds: float = CO
             print(HEADER)
         print("\n".join(lines(finding)), flush=True)
         findings.append(finding)
-        choose.write_row(table, choose.gpu_name(torch.device("cuda")), finding.case.operation, finding.row())
-    right = sum(finding.best > 0 for finding in findings)
-    print(f"Wrote {table}: {right} of {len(findings)} cases have a kernel that is right.")
+        if row := finding.row():
+            choose.write_row(table, choose.gpu_name(torch.device("cuda")), finding.case.operation, row)
+    right, unknown = sum(f.best > 0 for f in findings), sum(f.row() is None for f in findings)
+    print(f"{table}: {right} of {len(findings)} cases have a kernel that is right.")
+    if unknown:
+        print(f"Nothing was found out about {unknown} and nothing written of them; --only measures some again.")
     return findings
 
 
@@ -217,7 +232,8 @@ def why_not() -> str:
     """Why nothing can be measured here; empty where it can."""
     if not torch.cuda.is_available():
         return "Kernels are measured on a GPU, and this machine has none; models can be: weft bench cvt_13"
-    return "" if has_triton() else "Kernels need Triton 3.2 or newer: pip install triton"
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    return "" if has_triton() else f"Kernels need Triton {oldest} or newer: pip install triton"
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from weft.kernels.switch import amp_dtype, usable
 
 WIDEST = 128  # channels of which a program can hold context and matrix
 SPLITS = 4  # programs that share the tokens of a picture
+NO_FEATURE = -1e30  # the logarithm of a feature that does not exist
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -35,13 +36,14 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     Beyond exp(60) the latter stays there: y is then zero but for 1e-14 of v, as it is zero without the factor.
     """
     if torch.jit.is_scripting():  # TorchScript knows no such context: under autocast the products are rounded there
-        return _performer_attention(q, k, v, w)
+        return _performer_attention(q, k, v, w)[0]
     else:
         with _without_autocast(q.device):
-            return _performer_attention(q, k, v, w)
+            return _performer_attention(q, k, v, w)[0]
 
 
-def _performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+def _performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, and of the keys: context (B, m, C), shift and total (B, m) of each feature."""
     dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
     q, k, v, w = q.to(wide), k.to(wide), v.to(wide), w.to(wide)
     w_t = w.t().expand(q.shape[0], -1, -1)  # (B, C, m)
@@ -55,8 +57,9 @@ def _performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     log_factor = q.square().sum(2, keepdim=True) / 2 - shift_q
     epsilon = 1e-8 * w.shape[0] * log_factor.clamp(max=60.0).exp()  # (B, N, 1)
     context = phi_k.transpose(1, 2) @ v  # (B, m, C)
-    total = phi_q @ phi_k.sum(1).unsqueeze(2)  # (B, N, 1), at least 1
-    return (phi_q @ context / (total + epsilon)).to(dtype)
+    total_k = phi_k.sum(1)  # (B, m)
+    total = phi_q @ total_k.unsqueeze(2)  # (B, N, 1), at least 1
+    return (phi_q @ context / (total + epsilon)).to(dtype), context, shift_k.squeeze(1), total_k
 
 
 def plain_performer(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,8 +77,13 @@ def _outputs(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _plain(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    y, v = plain_performer(kqv, w)
-    return y, v.contiguous(), _outputs(kqv, w)[2]
+    k, q, v = kqv.chunk(3, dim=-1)
+    with _without_autocast(kqv.device):
+        y, context, shift, total = _performer_attention(q, k, v, w)
+    found = kqv.new_zeros(len(kqv), SPLITS, w.numel() + 2 * len(w), dtype=torch.float32)
+    found[:, 0] = torch.cat([context.flatten(1), shift, total], dim=1)
+    found[:, 1:, w.numel() : -len(w)] = NO_FEATURE  # one split had all the keys
+    return y, v.contiguous(), found
 
 
 def _plain_backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:

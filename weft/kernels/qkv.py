@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from weft.kernels.case import Case
-from weft.kernels.depthwise import KERNELS, plain_depthwise, tiles
+from weft.kernels.depthwise import KERNELS, plain_depthwise, tiles, wants_gradient
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
 Three = tuple[Tensor, Tensor, Tensor]
 Parameters = Sequence[Tensor | None] | None
+NONE = (None, None, None)
 
 
 def plain_qkv(
@@ -21,13 +22,16 @@ def plain_qkv(
     shifts: Parameters, stride: int,
 ) -> Three:  # fmt: skip
     """The twin."""
-    none = (None, None, None)
     strides = (1, stride, stride)
-    filters = zip(weights, biases or none, scales or none, shifts or none, strides, strict=True)
+    filters = zip(weights, biases or NONE, scales or NONE, shifts or NONE, strides, strict=True)
     q, k, v = (
         plain_depthwise(x, weight, bias, scale, shift, step, "none", "none").flatten(1, 2)
         for weight, bias, scale, shift, step in filters
     )
+    return _join(cls, q, k, v)
+
+
+def _join(cls: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Three:
     if cls is None:
         return q, k, v
     cls = cls.to(q.dtype)
@@ -57,7 +61,7 @@ def _plain_backward(
     grad_bias = x.new_empty(0)
     if bias is not None:
         grad_bias = torch.stack([grad[:, first:].sum((0, 1)) for grad in grads]).to(bias.dtype)
-    return grad_x.contiguous(), grad_cls, torch.stack(grad_weights), grad_bias
+    return grad_x.contiguous(), grad_cls.to(x.dtype), torch.stack(grad_weights), grad_bias
 
 
 def _launch(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
@@ -91,7 +95,8 @@ def _fake_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
-    x, cls, wq, wk, wv, bias, *_, ctx.stride = inputs
+    x, cls, wq, wk, wv, bias, _, _, *scales_and_shifts, ctx.stride = inputs
+    assert scales_and_shifts == [None] * 6, "the gradient of scales is not this operator's"
     ctx.save_for_backward(x, wq, wk, wv, bias)
     ctx.cls_type = None if cls is None else cls.dtype
 
@@ -104,7 +109,7 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_cls.to(ctx.cls_type) if has_cls else None,
         *grad_weight.unbind(0),
         *((None,) * 3 if bias is None else grad_bias.unbind(0)),
-        *(None,) * 7,  # scales and shifts are constants
+        *(None,) * 7,  # there are no scales and shifts
     )
 
 
@@ -131,9 +136,16 @@ def with_kernels(
     x: Tensor, cls: Tensor | None, weights: Parameters, biases: Parameters, scales: Parameters, shifts: Parameters,
     stride: int,
 ) -> Three:  # fmt: skip
-    """The operator; it takes None for each of three parameters that are not there."""
-    parameters = [t for three in (weights, biases, scales, shifts) for t in three or (None, None, None)]
-    return qkv_forward(x, cls, *parameters, stride)
+    """One kernel where no gradient is asked for; where one is, scales and shifts are steps of their own."""
+    filters, affine = (*(weights or NONE), *(biases or NONE)), (*(scales or NONE), *(shifts or NONE))
+    if scales is None or shifts is None or not wants_gradient(x, cls, *filters, *affine):
+        return qkv_forward(x, cls, *filters, *affine, stride)
+    maps = qkv_forward(x, None, *filters, *NONE, *NONE, stride)
+    q, k, v = (
+        y if a is None or b is None else y * a.to(y.dtype) + b.to(y.dtype)
+        for y, a, b in zip(maps, scales, shifts, strict=True)
+    )
+    return _join(cls, q, k, v)
 
 
 def qkv_depthwise(
@@ -150,11 +162,10 @@ def qkv_depthwise(
     Args:
         cls: (B, 1, C), becomes the first of all three, or None.
         weights, biases: three of (C, 1, K, K) and of (C,), as depth-wise nn.Conv2d have them.
-        scales, shifts: three of (C,) each, BatchNorms with fixed statistics, for inference.
+        scales, shifts: three of (C,) each, BatchNorms with fixed statistics.
         stride: of keys and values; that of the queries is 1.
     """
-    scaled_in_training = scales is not None and torch.is_grad_enabled() and x.requires_grad
-    if not usable(x) or weights[0].shape[-1] not in KERNELS or scaled_in_training:
+    if not usable(x) or weights[0].shape[-1] not in KERNELS:
         return plain_qkv(x, cls, weights, biases, scales, shifts, stride)
     return with_kernels(x.to(amp_dtype(x)), cls, weights, biases, scales, shifts, stride)
 

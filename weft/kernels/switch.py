@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -9,11 +10,27 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from weft.errors import WeftError
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST_GPU = (8, 0)  # compute capability: bfloat16 in the matrix units
 OLDEST_TRITON = (3, 6)  # the oldest that they were tried with
 
-_on = os.environ.get("WEFT_KERNELS", "on").lower() not in ("off", "0", "false", "no")
+WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+
+
+def wanted(word: str) -> bool:
+    """What the environment's WEFT_KERNELS says."""
+    if word.lower() not in WORDS:
+        raise WeftError(f"WEFT_KERNELS={word!r} is neither on nor off.")
+    return WORDS[word.lower()]
+
+
+_on = wanted(os.environ.get("WEFT_KERNELS") or "on")
+
+
+def kernels_are_on() -> bool:
+    return _on
 
 
 @contextmanager
@@ -34,9 +51,11 @@ def has_triton() -> bool:
         return False
     try:
         import triton
+
+        major, minor = re.findall(r"\d+", triton.__version__)[:2]  # of 3.6rc1, too
     except Exception:  # a Triton for another machine fails in many ways, and each means: without
         return False
-    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST_TRITON
+    return (int(major), int(minor)) >= OLDEST_TRITON
 
 
 @cache

@@ -33,7 +33,8 @@ def plain_pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, 
     pixels = split(x, q.shape[1])
     scores = q @ pixels.transpose(2, 3) * scale
     tokens = scores.softmax(dim=3) @ pixels
-    return tokens.transpose(1, 2).flatten(2), scores.logsumexp(dim=3)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return tokens.transpose(1, 2).flatten(2), scores.to(wide).logsumexp(dim=3)
 
 
 def plain_tokens_to_pixels(
@@ -45,7 +46,7 @@ def plain_tokens_to_pixels(
     """
     scores = split(x, k.shape[1]) @ k.transpose(2, 3) * scale
     if bias is not None:
-        scores = scores + scale * bias.unsqueeze(2)
+        scores = scores + scale * bias.unsqueeze(2).to(scores.dtype)
     y = (scores.softmax(dim=3) @ v).transpose(1, 2).flatten(2)
     return shortcut + (y if keep is None else y * keep.view(-1, 1, 1).to(y.dtype))
 
@@ -134,8 +135,14 @@ def _spread_backward_plain(
         given: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, k, bias, v)]
         y = plain_tokens_to_pixels(*given, shortcut=torch.zeros_like(grad), keep=keep, scale=scale)
         grads = torch.autograd.grad(y, [t for t in given if t is not None], grad)
-    x, k, *shift, v = (t.contiguous() for t in grads)
+    x, k, *shift, v = grads
     return x, k, shift[0] if shift else x.new_empty(0), v
+
+
+def _spread_plain(
+    x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
+) -> Tensor:
+    return plain_tokens_to_pixels(x, k, bias, v, shortcut, keep, scale).to(shortcut.dtype)
 
 
 def _spread(
@@ -171,12 +178,14 @@ tokens_to_pixels_backward = define(
     " -> (Tensor, Tensor, Tensor, Tensor)",
     _spread_backward_plain,
     _spread_backward,
-    lambda grad, x, k, bias, v, keep, scale: tuple(x.new_empty(0 if t is None else t.shape) for t in (x, k, bias, v)),
+    lambda grad, x, k, bias, v, keep, scale: tuple(
+        x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, k, bias, v)
+    ),
 )
 tokens_to_pixels_forward = define(
     "tokens_to_pixels(Tensor x, Tensor k, Tensor? bias, Tensor v, Tensor shortcut, Tensor? keep, float scale)"
     " -> Tensor",
-    plain_tokens_to_pixels,
+    _spread_plain,
     _spread,
     lambda x, k, bias, v, shortcut, keep, scale: shortcut.new_empty(shortcut.shape),
     _spread_setup,

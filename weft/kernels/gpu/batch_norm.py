@@ -232,6 +232,8 @@ def statistics(
         _merge, (cdiv(channels, 16),), partial, moments, running_mean, running_var, batches, rows, programs, momentum,
         channels, tile, running_mean is not None, batches is not None, 256, 16, num_warps=8,
     )  # fmt: skip
+    # Autograd does not see what a kernel writes.
+    torch.autograd.graph.increment_version([t for t in (running_mean, running_var, batches) if t is not None])
     return moments
 
 

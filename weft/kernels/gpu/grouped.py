@@ -200,7 +200,6 @@ def _parameters(
 class Plan(NamedTuple):
     """How a convolution of a map is launched."""
 
-    rows: int  # of the map
     tile: tuple[int, ...]  # what its kernels are compiled for, C_IN to ROWS
     blocks: int
     size: int  # numbers in all its matrices
@@ -223,18 +222,16 @@ def _chunks(c_in: int, c_out: int, groups: int, chunk: int, block: int) -> int:
 def plan(operation: str, rows: int, c_in: int, c_out: int, groups: int, device: torch.device) -> Plan:
     default = CONVOLVE if operation == "grouped_conv" else SUM_UP
     at = launch_parameters(operation, device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
-    return _plan(
-        rows, c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"]
-    )  # fmt: skip
+    return _plan(c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"])
 
 
-@cache
+@cache  # the number of rows, which may differ at every call, is in the key neither here nor in `jobs`
 def _plan(
-    rows: int, c_in: int, c_out: int, groups: int, step: int, chunk: int, block: int, num_warps: int, num_stages: int
+    c_in: int, c_out: int, groups: int, step: int, chunk: int, block: int, num_warps: int, num_stages: int
 ) -> Plan:
     chunks, blocks = _chunks(c_in, c_out, groups, chunk, block), cdiv(c_out, block)
     tile = (c_in, c_out, c_in // groups, c_out // groups, chunks, chunk, block, step)
-    return Plan(rows, tile, blocks, blocks * 9 * chunks * chunk * block, num_warps, num_stages)
+    return Plan(tile, blocks, blocks * 9 * chunks * chunk * block, num_warps, num_stages)
 
 
 class Jobs(NamedTuple):
@@ -280,11 +277,12 @@ def convolve(
 ) -> Tensor:
     """residual + keep act(convolution); with `gradient`, residual * keep * slope(convolution)."""
     batch, height, width, _ = x.shape
+    rows = batch * height * width
     y = torch.empty(batch, height, width, way.tile[1], dtype=x.dtype, device=x.device)
     launch(
-        _convolve, (way.blocks * cdiv(way.rows, way.tile[7]),),
+        _convolve, (way.blocks * cdiv(rows, way.tile[7]),),
         x, packed, x if bias is None else bias, x if residual is None else residual, x if keep is None else keep, y,
-        start, way.rows, height, width, *way.tile,
+        start, rows, height, width, *way.tile,
         KINDS[act], bias is not None, residual is not None, keep is not None, gradient,
         num_warps=way.num_warps, num_stages=way.num_stages,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu import batch_norm, grouped
 
 
@@ -17,14 +18,29 @@ class Layout(NamedTuple):
     jobs: grouped.Jobs
 
 
+def _widths(x: Tensor, weights: list[Tensor]) -> list[tuple[int, int]]:
+    return list(pairwise((x.shape[-1], *(len(weight) for weight in weights))))
+
+
 def layout(x: Tensor, weights: list[Tensor], groups: int) -> Layout:
-    batch, height, width, channels = x.shape
-    rows, device = batch * height * width, x.device
-    widths = list(pairwise((channels, *(len(weight) for weight in weights))))
+    rows, device, widths = x.numel() // x.shape[-1], x.device, _widths(x, weights)
     ways = [grouped.plan("grouped_conv", rows, c_in, c_out, groups, device) for c_in, c_out in widths]
     backs = [grouped.plan("grouped_conv", rows, c_out, c_in, groups, device) for c_in, c_out in widths]
     plans = (*((i, way, False) for i, way in enumerate(ways)), *((i, back, True) for i, back in enumerate(backs)))
     return Layout(ways, backs, grouped.jobs(plans, device))
+
+
+def ask(x: Tensor, weights: list[Tensor], groups: int) -> None:
+    """Raises TwinIsFaster if any of the kernels would."""
+    rows, device, widths = x.numel() // x.shape[-1], x.device, _widths(x, weights)
+    for c_in, c_out in widths:
+        grouped.plan("grouped_conv", rows, c_in, c_out, groups, device)
+        grouped.plan("grouped_conv", rows, c_out, c_in, groups, device)
+        grouped.plan("grouped_conv_weight", rows, c_in, c_out, groups, device)
+    for _, channels in widths[:2]:
+        launch_parameters("batch_norm_statistics", device, batch_norm.SHARED, rows=rows, channels=channels)
+        for operation, default in (("batch_norm", batch_norm.TILES), ("batch_norm_backward", batch_norm.SHARED)):
+            launch_parameters(operation, device, default, rows=rows, channels=channels, residual=False)
 
 
 def forward(
@@ -33,16 +49,17 @@ def forward(
     weights: list[Tensor],
     biases: list[Tensor],
     norms: list[tuple[Tensor, ...]],
+    buffers: list[tuple[Tensor, ...]],
     momentum: float,
     eps: float,
     plans: Layout,
 ) -> tuple[Tensor, list[Tensor]]:
-    """x + keep * PCM(x), and what the gradient needs; `norms` are weight, bias, running mean and variance, batches."""
+    """x + keep * PCM(x), and what the gradient needs; changes the `buffers`, running mean and variance and batches."""
     ways, _, jobs = plans
-    packed, y = grouped.pack(weights, jobs, x.dtype), x
+    packed, y = grouped.pack([weight.contiguous() for weight in weights], jobs, x.dtype), x
     kept = [packed]
-    for way, start, bias, norm in zip(ways, jobs.starts, biases, norms, strict=False):
-        gamma, beta, running_mean, running_var, batches = norm
+    for way, start, bias, norm, running in zip(ways, jobs.starts, biases, norms, buffers, strict=False):
+        (gamma, beta), (running_mean, running_var, batches) = norm, running
         raw = grouped.convolve(y, packed, start, bias, way)
         moments = batch_norm.statistics(raw, running_mean, running_var, batches, momentum)
         y = torch.empty_like(raw)
@@ -86,5 +103,5 @@ def _through_norm(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Gradients of what went into a norm with its SiLU, and of its weight and bias."""
     grad_raw = torch.empty_like(raw)
-    gamma, beta = norm[:2]
+    gamma, beta = norm
     return grad_raw, batch_norm.backward(grad, raw, moments, None, gamma, beta, None, None, eps, "silu", grad_raw, None)

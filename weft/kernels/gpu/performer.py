@@ -18,11 +18,11 @@ from torch import Tensor
 from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
-from weft.kernels.performer import SPLITS
+from weft.kernels.performer import NO_FEATURE, SPLITS
 
 NARROW = dict(rows=64, num_warps=4, num_stages=2)
 WIDE = dict(rows=32, num_warps=8, num_stages=2)  # more rows do not fit into registers
-FLOOR = tl.constexpr(-1e30)  # the logarithm of a feature that does not exist
+FLOOR = tl.constexpr(NO_FEATURE)
 
 
 @triton.jit

@@ -69,7 +69,7 @@ def _gather_backward(
     mean = _tile(out + here, token, tokens, heads * D, column)
     shared = tl.sum(upstream.to(tl.float32) * mean.to(tl.float32), 1)  # what the softmax takes off every score
     at = tl.program_id(0).to(tl.int64) * tokens + token
-    logarithm = tl.load(total + at, mask=token < tokens, other=0.0) * LOG2_E
+    logarithm = tl.load(total + at, mask=token < tokens, other=0.0).to(tl.float32) * LOG2_E
     x += batch * pixels * heads * D + head * D
     grad_x += batch * pixels * heads * D + head * D
     query_grad = tl.zeros((L, D), tl.float32)
@@ -104,7 +104,9 @@ def _spread(
     D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
     TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
+    blocks = (pixels + BLOCK - 1) // BLOCK
+    block, row = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    batch, head = (row // heads).to(tl.int64), row % heads
     token, column, feature = tl.arange(0, L), tl.arange(0, D), tl.arange(0, E)
     keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, column)
     entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, feature)
@@ -112,7 +114,7 @@ def _spread(
     if HAS_BIAS:
         shift = bias + batch * bias_batch + head * bias_head + token * bias_token
         shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel = block * BLOCK + tl.arange(0, BLOCK)
     values = _tile(x + (batch * pixels * heads + head) * D, pixel, pixels, heads * D, column)
     mean = _product(_shares(values, keys, shift, token < tokens, scale, TYPE), entries, TYPE)
     if HAS_KEEP:
@@ -229,7 +231,7 @@ def spread(
     )
     if x.numel():
         launch(
-            _spread, (cdiv(pixels, tile["BLOCK"]), batch * heads),
+            _spread, (cdiv(pixels, tile["BLOCK"]) * batch * heads,),
             x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
             *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
             width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
