@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.analysis.cost import count_parameters
-from weft.models.layers import PairDropPath
+from weft.models.layers import StochasticDepth
 
 Shape = tuple[int, ...]
-SILENT = (nn.Identity, nn.Dropout, DropPath, PairDropPath)  # do nothing when a trained model runs
+SILENT = (nn.Identity, nn.Dropout, DropPath, StochasticDepth)  # do nothing when a trained model runs
 PRODUCTS = {
     "scaled_dot_product_attention": "scaled dot-product attention",
     "matmul": "matmul",

@@ -17,7 +17,7 @@ def plain_add_branch(
 ) -> tuple[Tensor, Optional[Tensor]]:
     """The twin of `add_branch`."""
     y_map = y
-    if cls is not None and y.dim() == 3:
+    if cls is not None and y_cls is None:
         y_map, y_cls = y[:, 1:], y[:, :1]
     y_map = y_map.reshape(x.shape)
     if keep is not None:

@@ -58,8 +58,9 @@ class ConvBnAct(_timm.ConvBnAct):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            return run_unit(self, x, [(self.conv, self.bn1)])
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                return run_unit(self, x, [(self.conv, self.bn1)])
         y = self.bn1(self.conv(x))
         return self.drop_path(y) + x if self.has_skip else y
 
@@ -68,8 +69,9 @@ class DepthwiseSeparableConv(_timm.DepthwiseSeparableConv):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            return run_unit(self, x, [(self.conv_dw, self.bn1), (self.conv_pw, self.bn2)])
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                return run_unit(self, x, [(self.conv_dw, self.bn1), (self.conv_pw, self.bn2)])
         y = self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
         return self.drop_path(y) + x if self.has_skip else y
 
@@ -78,9 +80,10 @@ class InvertedResidual(_timm.InvertedResidual):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            layers = [(self.conv_pw, self.bn1), (self.conv_dw, self.bn2), (self.conv_pwl, self.bn3)]
-            return run_unit(self, x, layers)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                layers = [(self.conv_pw, self.bn1), (self.conv_dw, self.bn2), (self.conv_pwl, self.bn3)]
+                return run_unit(self, x, layers)
         y = self.bn3(self.conv_pwl(self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))))
         return self.drop_path(y) + x if self.has_skip else y
 
@@ -89,8 +92,9 @@ class EdgeResidual(_timm.EdgeResidual):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            return run_unit(self, x, [(self.conv_exp, self.bn1), (self.conv_pwl, self.bn2)])
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                return run_unit(self, x, [(self.conv_exp, self.bn1), (self.conv_pwl, self.bn2)])
         y = self.bn2(self.conv_pwl(self.bn1(self.conv_exp(x))))
         return self.drop_path(y) + x if self.has_skip else y
 

@@ -91,10 +91,11 @@ class PRM(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
-            biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
-            return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
+                biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
+                return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
         branches = [to_nhwc(conv(to_nchw(x))) for conv in self.convs]
         return plain_activation(torch.cat(branches, dim=-1), "gelu")
 

@@ -140,8 +140,9 @@ class FilterTokenizer(nn.Module):
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> Tensor:
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1)  # (B, H*W, L), over the pixels
         attention = attention.transpose(1, 2)
-        if not torch.jit.is_scripting() and fusable(x, self):  # the mean of the values is the value of the mean
-            return self.token(self.value((attention @ x.flatten(1, 2)).unsqueeze(2)).flatten(1, 2))
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):  # the mean of the values is the value of the mean
+                return self.token(self.value((attention @ x.flatten(1, 2)).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -168,8 +169,9 @@ class ClusteringTokenizer(nn.Module):
         pixels = x.flatten(1, 2)  # (B, H*W, C)
         centroids = k_means(pixels, pool_tokens(x, self.grid), self.iterations)  # (B, L, C)
         attention = (centroids @ pixels.transpose(1, 2) * self.scale).softmax(dim=2)  # (B, L, H*W), over the pixels
-        if not torch.jit.is_scripting() and fusable(x, self):  # the mean of the values is the value of the mean
-            return self.token(self.value((attention @ pixels).unsqueeze(2)).flatten(1, 2))
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):  # the mean of the values is the value of the mean
+                return self.token(self.value((attention @ pixels).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -215,13 +217,14 @@ class RecurrentTokenizer(nn.Module):
 
     def ask(self, q: Tensor, x: Tensor) -> Tensor:
         """(B, L, C) queries and the map -> (B, L, C), the values of the pixels as the queries weigh them."""
-        if not torch.jit.is_scripting() and fusable(x, self):
-            keys = self.key.absorb(q)
-            if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
-                keys = torch.add(keys, present(self.key.bias), alpha=0)
-            scale = (q.shape[2] // self.heads) ** -0.5
-            means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), scale)
-            return self.value(means.unsqueeze(2)).flatten(1, 2)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                keys = self.key.absorb(q)
+                if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
+                    keys = torch.add(keys, present(self.key.bias), alpha=0)
+                scale = (q.shape[2] // self.heads) ** -0.5
+                means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), scale)
+                return self.value(means.unsqueeze(2)).flatten(1, 2)
         k, v = _split(self.key(x), self.heads), _split(self.value(x), self.heads)  # (B, heads, H*W, C / heads)
         return _merge(F.scaled_dot_product_attention(_split(q, self.heads), k, v))
 
@@ -292,10 +295,11 @@ class Transformer(nn.Module):
         column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
         q, k, v = self.query(column), self.key(column), self.value(column)
         whole = self.drop.p == 0 or not self.training
-        if not torch.jit.is_scripting() and whole and fusable(tokens, self):
-            k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
-            scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
-            return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if whole and fusable(tokens, self):
+                k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
+                scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
+                return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
         q, k = _split(q, self.num_heads), _split(k, self.num_heads)
         y = _merge(F.scaled_dot_product_attention(q, k, _split(v, self.num_heads)))  # v is twice as wide as q and k
         return tokens + self.drop_path(self.drop(y))
@@ -342,12 +346,13 @@ class Projector(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
-        if not torch.jit.is_scripting() and fusable(x, self):
-            keys, values = split(self.query.absorb(key), self.heads), split(value, self.heads)
-            scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
-            added = shortcut.flatten(1, 2)
-            y = tokens_to_pixels(x.flatten(1, 2), keys, self.query.shift(key), values, added, keep, scale)
-            return y.view(shortcut.shape)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                keys, values = split(self.query.absorb(key), self.heads), split(value, self.heads)
+                scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
+                added = shortcut.flatten(1, 2)
+                y = tokens_to_pixels(x.flatten(1, 2), keys, self.query.shift(key), values, added, keep, scale)
+                return y.view(shortcut.shape)
         q = _split(self.query(x), self.heads)  # (B, heads, H*W, C / heads)
         k, v = _split(key, self.heads), _split(value, self.heads)  # (B, heads, L, C / heads)
         y = _merge(F.scaled_dot_product_attention(q, k, v)).view(shortcut.shape)

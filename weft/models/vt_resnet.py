@@ -52,8 +52,9 @@ class BasicBlock(resnet.BasicBlock):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2)])
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2)])
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
@@ -66,8 +67,9 @@ class Bottleneck(resnet.Bottleneck):
     """timm's, run by kernels on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and fusable(x, self):
-            return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)])
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if fusable(x, self):
+                return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)])
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.act2(self.bn2(self.conv2(x)))
@@ -130,9 +132,10 @@ class ResNetTrunk(nn.Module):
                 first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
     def stem(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and usable(x) and bare(self.conv1, self.bn1):
-            y = to_nchw(conv_norm(to_nhwc(x), self.conv1, self.bn1, "none", "relu"))
-            return y if bare(self.act1) else self.act1(y)  # somebody waits for this map
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if usable(x) and bare(self.conv1, self.bn1):
+                y = to_nchw(conv_norm(to_nhwc(x), self.conv1, self.bn1, "none", "relu"))
+                return y if bare(self.act1) else self.act1(y)  # somebody waits for this map
         return self.act1(self.bn1(self.conv1(x)))
 
     def forward(self, x: Tensor, last: Optional[int] = None) -> list[Tensor]:
