@@ -59,8 +59,15 @@ def test_hooks_fire_as_without_kernels(name, fused_on_cpu):
     assert len(seen[0]) > 20
 
 
-@pytest.mark.parametrize("name", NANO)
-@pytest.mark.parametrize("train", [False, True])
+# ViTAE's PCM has no twin in training: its kernels run in the interpreter, which takes long.
+IN_BOTH_MODES = [
+    pytest.param(name, train, marks=pytest.mark.slow if train and "vitae" in name else ())
+    for name in NANO
+    for train in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "train"), IN_BOTH_MODES)
 def test_fused_paths_equal_the_modules(name, train, fused_on_cpu):
     fused, plain = both_ways(make(name).train(train))
     torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4)

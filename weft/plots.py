@@ -4,6 +4,7 @@ Colours and lines belong to the page, so that a chart follows its light or dark 
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -107,7 +108,7 @@ def line_chart(
 
 def nice_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
     """Round numbers, at most about `most`, the first at or below `low`, the last at or above `high`."""
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = 10.0 ** math.floor(math.log10(max((high - low) / most, sys.float_info.min)))
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
     step = max(step, 1.0) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
