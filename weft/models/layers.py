@@ -63,11 +63,6 @@ def part(tokens: Tensor, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Opti
     return tokens[:, 1:].view(x.shape), tokens[:, :1]
 
 
-def add(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
-    """Sum of two class tokens, None where there are none."""
-    return a + b if a is not None and b is not None else None
-
-
 def present(x: Optional[Tensor]) -> Tensor:
     """Tells TorchScript and the type checker what the reader knows: here a class token came out, as one went in."""
     assert x is not None
