@@ -37,9 +37,14 @@ PATIENCE = 400.0  # seconds for one process to build and compile
 
 
 PARTS = (*WORDS, "growth")
-RECORDED = {"replayed": "eager", "train-replayed": "train"}  # of the same models
+RECORDED = {part: part.removesuffix("-replayed") for part in WORDS if part.endswith("-replayed")} | {
+    "replayed": "eager"
+}
 LONGEST_FIRST = ("train-compiled", "compiled", "growth", "train", "eager")
-PHASES = (("eager", "replayed", "train", "train-replayed"), ("compiled", "train-compiled"))  # each prepared at once
+PHASES = (
+    ("eager", "replayed", "train", "train-replayed"),
+    ("compiled", "compiled-replayed", "train-compiled", "train-compiled-replayed"),
+)  # each prepared at once
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Pair:
         return [self.ours] if self.peer == PUBLISHED else [self.ours, self.peer]
 
     def goal(self, part: str) -> float | None:
-        return self.train if part.startswith("train") else self.compiled if part == "compiled" else self.eager
+        return self.train if part.startswith("train") else self.compiled if part.startswith("compiled") else self.eager
 
 
 PAIRS = (
@@ -47,9 +47,11 @@ WORDS = {
     "eager": "inference, eager",
     "replayed": "inference, launches replayed",
     "compiled": "inference, compiled",
+    "compiled-replayed": "inference, compiled, launches replayed",
     "train": "training step, eager",
     "train-replayed": "training step, launches replayed",
     "train-compiled": "training step, compiled",
+    "train-compiled-replayed": "training step, compiled, launches replayed",
 }
 
 

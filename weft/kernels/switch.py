@@ -90,14 +90,14 @@ def is_transformed() -> bool:
 
 
 def _usable(x: Tensor) -> bool:
-    if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+    if not (_on and x.is_cuda and x.dtype in DTYPES) or torch.jit.is_tracing():
         return False
     return _machine_can(x.device.index or 0)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # asked, not compiled: the compiler of torch 2.11 takes itself for an export
 def _machine_can(index: int) -> bool:
-    return has_triton() and _gpu_is_new_enough(index)
+    return not torch.compiler.is_exporting() and has_triton() and _gpu_is_new_enough(index)
 
 
 def amp_dtype(x: Tensor) -> torch.dtype:
