@@ -168,6 +168,9 @@ class RunConfig:
     ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
     compile: bool = key(False, "torch.compile the training step's model")
+    replay: bool = key(
+        True, "GPU: record the model's launches once and replay them; not with compile, fsdp, sync_bn, deterministic"
+    )
     channels_last: bool = key(False, "memory format of the input and of convolution weights")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")

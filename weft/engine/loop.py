@@ -28,6 +28,7 @@ from weft.engine.parts import Parts, is_finite, is_out_of_memory, named_tensors,
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
 from weft.files import write_tensors
+from weft.models.replay import Replayed, replay
 from weft.tasks.task import cut
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
@@ -86,11 +87,11 @@ class Trainer:
         self.run, self.config, self.world, self.parts = run, config, world, parts
         self.model, self.optimizer, self.ema, self.task = parts.model, parts.optimizer, parts.ema, parts.task
         self.device, self.dtype = world.device, dtype
-        self.forward: Callable[..., Any] = compile_model(self.model) if config.run.compile else self.model
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.statistics = running_statistics(self.model)
         # Processes that meet within forward and backward passes: each must make equally many of these.
         self.in_lockstep = world.size > 1 and (config.run.fsdp or config.run.sync_bn)
+        self.forward: Callable[..., Any] = self.make_forward()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.progress, self.screen = progress, screen
         self.log: Callable[[dict[str, Any]], None] = lambda row: None
@@ -100,6 +101,16 @@ class Trainer:
         self.stop_wanted = False  # set by a signal
         self.stopping = self.saving = False  # agreed by all processes
         self.saved_at = self.clock_at = time.monotonic()
+
+    def make_forward(self) -> Callable[..., Any]:
+        """The model as a step calls it: compiled, replayed or as it is."""
+        run = self.config.run
+        if run.compile:
+            return compile_model(self.model)
+        takes_one_tensor = self.task.name != "detect"
+        whole = not (run.fsdp or self.in_lockstep or run.deterministic)
+        may_replay = run.replay and self.device.type == "cuda" and takes_one_tensor and whole
+        return replay(self.model) if may_replay else self.model
 
     # The run ----------------------------------------------------------------------------------------------------
 
@@ -248,10 +259,15 @@ class Trainer:
         if smaller < 1:
             self.world.fail(WeftError("Out of memory with a single picture; choose a smaller --img-size or --model."))
         self.optimizer.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.free_memory()
         self.progress.micro_batch = smaller
         self.event(f"out of memory: {smaller} pictures at a time now; batch and learning rate stay as they are")
+
+    def free_memory(self) -> None:
+        if isinstance(self.forward, Replayed):
+            self.forward.forget()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # Reports ----------------------------------------------------------------------------------------------------
 
@@ -428,12 +444,15 @@ class Trainer:
         return meter.result()
 
     def infer(self, model: nn.Module, pictures: Any) -> Any:
-        try:
-            return self.task.infer(model, pictures)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise WeftError(
+        for last in (False, True):
+            try:
+                return self.task.infer(model, pictures)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            if not last:
+                self.free_memory()  # recordings of training hold theirs
+        raise WeftError(
                 "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"
                 f" --test.short_side. The state before it is saved in {self.run}."
             ) from None

@@ -1,23 +1,34 @@
-"""Inference without waiting for Python: a model's launches are recorded once for a shape, and replayed as one."""
+"""A model without waiting for Python: its launches are recorded once for a shape, and replayed as one."""
+
+import warnings
+import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from weft.errors import WeftError, check_positive
 
 WARM_UPS = 3  # passes in front of a recording, in which libraries choose kernels and reserve memory
+MOST_COUNTED = 1000  # shapes; more mean that no shape ever comes back
 
 
-def replay(model: nn.Module, *, most: int = 4) -> nn.Module:
+def replay(model: nn.Module, *, most: int = 4) -> "Replayed":
     """A model that launches nothing twice: what it did on the GPU for a batch of some shape is recorded and replayed.
 
         fast = weft.replay(weft.fuse(model).cuda())
         with torch.inference_mode():
             logits = fast(pictures)
 
-    On a GPU, in eval mode and without gradients; every other call goes to the model as it is. The recording, a CUDA
-    graph, takes memory of its own for each shape, so that only the `most` shapes that came last are kept. Weights may
-    change in place, but not move.
+        fast = weft.replay(model.cuda().train())
+        loss(fast(pictures), labels).backward()
+
+    Only on a GPU; every other call goes to the model as it is. So do the first three training passes of a shape, and
+    one whose predecessor still waits for its backward pass. The recordings, CUDA graphs, take memory of their own, so
+    that only those of the `most` shapes that came last are kept. Weights may change in place; where they are moved or
+    frozen, or modules change between training and evaluation, there is another recording. Gradients lie where those of
+    the next backward pass will: clone what you keep for longer. Hooks run while a pass is recorded, and not later.
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.replay takes a model, not {type(model).__name__}; make one with weft.create_model.")
@@ -33,34 +44,71 @@ class Replayed(nn.Module):
         self.model = model
         self.train(model.training)
         self.most = most
-        self._recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.forget()
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or torch.is_grad_enabled() or self.model.training or torch.compiler.is_compiling():
+    def forget(self) -> None:
+        """Frees the memory of all recordings."""
+        self._answers: dict[tuple[object, ...], Answer] = {}
+        self._passes: dict[tuple[object, ...], Pass | None] = {}  # None: cannot be recorded
+        self._seen: dict[tuple[object, ...], int] = {}
+        self._pool: Any = None  # of all passes: never are two of them under way
+        self._waiting: weakref.ref[Turn] | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if not x.is_cuda or x.requires_grad or torch.compiler.is_compiling():
             return self.model(x)
         with torch.cuda.device(x.device):  # streams and graphs are those of the current one
-            key = circumstances(x)
-            recording = self._recordings.pop(key, None) or self._record(x)
-            self._recordings[key] = recording  # the last in the dictionary is the last that was used
-            while len(self._recordings) > self.most:
-                del self._recordings[next(iter(self._recordings))]
-            graph, given, found = recording
-            given.copy_(x)
-            graph.replay()
-            return found.clone()
+            if torch.is_grad_enabled():
+                return self._train(x)
+            return self.model(x) if self.model.training else self._answer(x)
 
-    def _record(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        given = writable_copy(x)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self.model(given)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = self.model(given)
-        return graph, given, found
+    def _answer(self, x: Tensor) -> Any:
+        key = circumstances(x)
+        answer = self._answers.get(key) or Answer(self.model, x)
+        self._keep(self._answers, key, answer)
+        return answer(x)
+
+    def _train(self, x: Tensor) -> Any:
+        key = *circumstances(x), *state(self.model)
+        turn = self._waiting() if self._waiting else None
+        if (turn and not turn.over) or self._is_new(key):
+            return self.model(x)
+        if key not in self._passes:
+            self._keep(self._passes, key, self._record(x))
+        recorded = self._passes[key]
+        if recorded is None:
+            return self.model(x)
+        turn = Turn(recorded)
+        self._waiting = weakref.ref(turn)
+        found = Replay.apply(turn, x, *recorded.weights)
+        return pytree.tree_unflatten(list(found), recorded.spec)
+
+    def _is_new(self, key: tuple[object, ...]) -> bool:
+        """Counts the passes of a shape until there are enough; they warm up what is recorded then."""
+        if len(self._seen) > MOST_COUNTED:
+            self._seen.clear()
+        self._seen[key] = seen = self._seen.get(key, 0) + 1
+        return seen <= WARM_UPS
+
+    def _record(self, x: Tensor) -> "Pass | None":
+        if not any(p.requires_grad for p in self.model.parameters()):
+            return None
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            return Pass(self.model, x, self._pool)
+        except torch.OutOfMemoryError:
+            self.forget()
+            raise
+        except RuntimeError as error:  # the host takes part: it asks the GPU for numbers, or for random states
+            torch.cuda.synchronize()
+            warnings.warn(f"This model's training cannot be replayed: {str(error).splitlines()[0]}", stacklevel=2)
+            return None
+
+    def _keep(self, recordings: dict[tuple[object, ...], Any], key: tuple[object, ...], recording: Any) -> None:
+        recordings.pop(key, None)
+        recordings[key] = recording  # the last in the dictionary is the last that was used
+        while len(recordings) > self.most:
+            del recordings[next(iter(recordings))]
 
 
 def circumstances(x: Tensor) -> tuple[object, ...]:
@@ -69,7 +117,92 @@ def circumstances(x: Tensor) -> tuple[object, ...]:
     return x.shape, x.stride(), x.dtype, x.device, amp, torch.is_inference_mode_enabled()
 
 
+def state(model: nn.Module) -> tuple[object, ...]:
+    """What decides the launches of a model's training, and must not change between a recording and its replay."""
+    return (
+        tuple(module.training for module in model.modules()),
+        tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+    )
+
+
 def writable_copy(x: Tensor) -> Tensor:
     """One that may be written to later, outside of inference mode, too."""
     with torch.inference_mode(False), torch.no_grad():
         return x.clone()
+
+
+class Answer:
+    """A recorded inference."""
+
+    def __init__(self, model: nn.Module, x: Tensor):
+        self.given = writable_copy(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                model(self.given)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.found = model(self.given)
+
+    def __call__(self, x: Tensor) -> Any:
+        self.given.copy_(x)
+        self.graph.replay()
+        return pytree.tree_map(torch.clone, self.found)
+
+
+class Pass:
+    """A recorded pass of training, forward and backward."""
+
+    def __init__(self, model: nn.Module, x: Tensor, pool: Any):
+        self.given = writable_copy(x)
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        device, dtype, amp = x.device.type, torch.get_autocast_dtype(x.device.type), torch.is_autocast_enabled
+        # Nothing that was cast for an earlier pass: weights change. Other threads may go on, such as readers of data.
+        how: dict[str, Any] = dict(pool=pool, capture_error_mode="thread_local")
+        with (
+            torch.autocast(device, dtype, enabled=amp(device), cache_enabled=False),
+            torch.cuda.graph(self.forward, **how),
+        ):
+            found, self.spec = pytree.tree_flatten(model(self.given))
+        grads = [torch.empty_like(y) for y in found]
+        with torch.autocast(device, enabled=False), torch.cuda.graph(self.backward, **how):
+            self.weight_grads = torch.autograd.grad(found, self.weights, grads, allow_unused=True)
+        self.found, self.found_grads = [y.detach() for y in found], grads
+
+    def save_grads(self) -> None:
+        """Moves gradients of an earlier pass, to which those of this one are to be added, out of its way."""
+        for weight, mine in zip(self.weights, self.weight_grads, strict=True):
+            if mine is not None and weight.grad is not None and weight.grad.data_ptr() == mine.data_ptr():
+                weight.grad = weight.grad.clone()
+
+
+class Turn:
+    """One replay of a pass; it is over when its backward pass was replayed, or can no longer come."""
+
+    def __init__(self, recorded: Pass):
+        self.recorded, self.over = recorded, False
+
+
+class Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, turn: Turn, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.turn = turn
+        turn.recorded.given.copy_(x)
+        turn.recorded.forward.replay()
+        return tuple(y.clone() for y in turn.recorded.found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        turn, recorded = ctx.turn, ctx.turn.recorded
+        if turn.over:
+            raise RuntimeError("A replayed pass has one backward pass; retain_graph needs the model itself.")
+        turn.over = True
+        for static, grad in zip(recorded.found_grads, grads, strict=True):
+            static.copy_(grad)
+        recorded.save_grads()
+        recorded.backward.replay()
+        # Views, which autograd may keep as .grad without a copy.
+        return None, None, *(None if grad is None else grad.detach() for grad in recorded.weight_grads)
