@@ -6,8 +6,8 @@ float32. The third run shows how much rounding alone moves a curve.
 """
 
 import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,7 @@ from weft.kernels import switched
 
 MODELS = ("ceit_tiny", "vitae_tiny", "vt_resnet18", "cvt_13", "cetnet_tiny")
 RUNS = {"kernels": (True, torch.bfloat16), "plain": (False, torch.bfloat16), "float32": (False, torch.float32)}
-STEPS, BATCH, SMOOTH, SIDE = 200, 32, 20, 224
+STEPS, BATCH, SMOOTH, SIDE = 200, 16, 20, 224
 
 
 def losses(name: str, run: str, device: str, steps: int, batch: int, side: int) -> list[float]:
@@ -67,17 +67,21 @@ def compare(runs: dict[str, list[float]]) -> dict[str, Any]:
 
 def all_curves(
     models: Sequence[str] = MODELS, device: str = "cuda", steps: int = STEPS, batch: int = BATCH, side: int = SIDE
-) -> dict[str, Any]:
-    """All runs of all models, each in a process of its own."""
-    jobs = list(product(models, RUNS))
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All runs of all models, each in a process of its own; a model's curves as soon as it has all."""
+    jobs, found = list(product(models, RUNS)), {name: {} for name in models}
     with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn")) as pool:
-        values = [pool.submit(losses, *job, device, steps, batch, side) for job in jobs]
-        found = {name: {run: values[jobs.index((name, run))].result() for run in RUNS} for name in models}
-    compared = {name: compare(runs) for name, runs in found.items()}
-    for name, curve in compared.items():
-        last = ", ".join(f"{run} {smooth(values)[-1]:.4f}" for run, values in curve["losses"].items())
-        print(
-            f"{name:16} kernels and plain differ by {curve['kernels_off_by']:.4f} at most,"
-            f" plain and float32 by {curve['rounding_off_by']:.4f}; at the end: {last}"
-        )
-    return compared
+        futures = {pool.submit(losses, *job, device, steps, batch, side): job for job in jobs}
+        for future in as_completed(futures):
+            name, run = futures[future]
+            found[name][run] = future.result()
+            if len(found[name]) == len(RUNS):
+                yield name, compare({run: found[name][run] for run in RUNS})
+
+
+def in_words(name: str, curve: dict[str, Any]) -> str:
+    last = ", ".join(f"{run} {smooth(values)[-1]:.4f}" for run, values in curve["losses"].items())
+    return (
+        f"{name:16} kernels and plain differ by {curve['kernels_off_by']:.4f} at most,"
+        f" plain and float32 by {curve['rounding_off_by']:.4f}; at the end: {last}"
+    )

@@ -42,7 +42,7 @@ RECORDED = {part: part.removesuffix("-replayed") for part in WORDS if part.endsw
 }
 LONGEST_FIRST = ("train-compiled", "compiled", "growth", "train", "eager")
 PHASES = (
-    ("eager", "replayed", "train", "train-replayed"),
+    ("eager", "replayed", "train", "train-replayed", "train-wrapped"),
     ("compiled", "compiled-replayed", "train-compiled", "train-compiled-replayed"),
 )  # each prepared at once
 
@@ -70,6 +70,7 @@ class Plan:
         return Settings(
             train=train,
             compile=part.endswith("compiled"),
+            wrap=part.endswith("wrapped"),
             batch=batch,
             img_size=self.img_size,
             dtype=self.dtype,
@@ -325,6 +326,16 @@ def add_floors(path: Path, plan: Plan) -> None:
     write_text(path, json.dumps(results, indent=1) + "\n")
 
 
+def add_curves(path: Path) -> None:
+    from curves import all_curves, in_words
+
+    results = load(path)
+    for name, curve in all_curves():
+        results.setdefault("curves", {})[name] = curve
+        write_text(path, json.dumps(results, indent=1) + "\n")
+        print(in_words(name, curve), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
@@ -350,10 +361,7 @@ def main() -> None:
     if args.floors:
         add_floors(args.out, plan)
     elif args.curves:
-        from curves import all_curves
-
-        results = load(args.out) | {"curves": all_curves()}
-        write_text(args.out, json.dumps(results, indent=1) + "\n")
+        add_curves(args.out)
         return
     else:
         run(plan, args.parts, args.out)

@@ -49,6 +49,7 @@ WORDS = {
     "compiled": "inference, compiled",
     "compiled-replayed": "inference, compiled, launches replayed",
     "train": "training step, eager",
+    "train-wrapped": "training step, ours in weft.replay",
     "train-replayed": "training step, launches replayed",
     "train-compiled": "training step, compiled",
     "train-compiled-replayed": "training step, compiled, launches replayed",

@@ -44,6 +44,7 @@ class Settings:
     train: bool = False  # a whole training step; otherwise inference
     compile: bool = False
     replay: bool = False  # launches recorded once as a CUDA graph
+    wrap: bool = False  # Weft's models in `weft.replay`
     batch: int = 8
     img_size: int = 224
     dtype: str = "fp32"
@@ -178,6 +179,8 @@ def make_model(name: str, settings: Settings) -> Any:
         model = weft.fuse(model)
     dtype = torch.float32 if settings.train else DTYPES[settings.dtype]
     model = model.to(device, dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if settings.wrap and is_ours(name):
+        return weft.replay(model)
     if not settings.compile:
         return model
     from torch import _dynamo

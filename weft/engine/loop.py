@@ -103,14 +103,12 @@ class Trainer:
         self.saved_at = self.clock_at = time.monotonic()
 
     def make_forward(self) -> Callable[..., Any]:
-        """The model as a step calls it: compiled, replayed or as it is."""
+        """The model as a step calls it: compiled, replayed, both or as it is."""
         run = self.config.run
-        if run.compile:
-            return compile_model(self.model)
-        takes_one_tensor = self.task.name != "detect"
-        whole = not (run.fsdp or self.in_lockstep or run.deterministic)
-        may_replay = run.replay and self.device.type == "cuda" and takes_one_tensor and whole
-        return replay(self.model) if may_replay else self.model
+        model: Any = compile_model(self.model) if run.compile else self.model
+        alone = not (run.fsdp or self.in_lockstep or run.deterministic)
+        may_replay = run.replay and alone and self.device.type == "cuda" and self.task.name != "detect"
+        return replay(model) if may_replay else model
 
     # The run ----------------------------------------------------------------------------------------------------
 
@@ -453,9 +451,9 @@ class Trainer:
             if not last:
                 self.free_memory()  # recordings of training hold theirs
         raise WeftError(
-                "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"
-                f" --test.short_side. The state before it is saved in {self.run}."
-            ) from None
+            "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"
+            f" --test.short_side. The state before it is saved in {self.run}."
+        ) from None
 
     def stop_early(self, epoch: int) -> None:
         """Ends the run where it has had its time, or does not get better; only a validated epoch can be the last."""

@@ -224,9 +224,10 @@ def batch_norm_act(
             x, weight, bias, running_mean, running_var, training, momentum, eps, act, residual, keep, batches
         )
     else:  # not compiled by TorchScript
-        # Compilers fuse it with what stands around it, which an operator of its own would prevent.
+        # In inference compilers fuse it with what stands around it; in training their statistics are slower.
         # One row has no variance, which torch says in its own words.
-        if torch.compiler.is_compiling() or not usable(x) or x.numel() <= x.shape[-1]:
+        compiled = torch.compiler.is_compiling() and not training
+        if compiled or not usable(x) or x.numel() <= x.shape[-1]:
             return plain_batch_norm_act(
                 x, weight, bias, running_mean, running_var, training, momentum, eps, act, residual, keep, batches
             )

@@ -22,6 +22,7 @@ from weft.kernels.switch import switched
 Outcome = list[float] | str  # the relative errors of all outputs, or why there are none
 Outcomes = dict[tuple[int, int], Outcome]  # of (number of the case, number of its candidate)
 PATIENCE = 60.0  # seconds for one case with one candidate, compilation included
+GRACE = 10.0  # for what is under way when the time is over
 HALF, SINGLE = 2e-2, 2e-3  # the largest relative error of kernels on 16-bit and on 32-bit inputs
 
 
@@ -105,7 +106,9 @@ def compare_all(cases: dict[int, Case], device: torch.device, workers: int, seco
             except IndexError:
                 break
             for key in task:
-                outcomes[key] = worker.ask(key)
+                left = deadline - time.monotonic()
+                if left > 0:
+                    outcomes[key] = worker.ask(key, min(PATIENCE, left + GRACE))
         worker.end()
 
     with ThreadPoolExecutor(workers) as pool:
@@ -130,15 +133,15 @@ class _Worker:
         self.process.start()
         other.close()
 
-    def ask(self, key: tuple[int, int]) -> Outcome:
+    def ask(self, key: tuple[int, int], patience: float) -> Outcome:
         if self.process is None:
             self.start()
         try:
             self.connection.send(key)
-            if self.connection.poll(PATIENCE):
+            if self.connection.poll(patience):
                 outcome, healthy = self.connection.recv()
             else:
-                outcome, healthy = f"took longer than {PATIENCE:g} s", False
+                outcome, healthy = f"took longer than {patience:.0f} s", False
         except (EOFError, OSError):
             outcome, healthy = "its process died", False
         if not healthy:

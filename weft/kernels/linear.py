@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from weft.kernels.activation import activation, activation_backward, activation_forward
+from weft.kernels.activation import activation, activation_backward
+from weft.kernels.linear_act import linear_act_forward
 from weft.kernels.op import nobody_looks
 from weft.kernels.switch import amp_dtype, usable
 from weft.kernels.watch import bare
@@ -88,8 +89,7 @@ class _Mlp(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, kind: str, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.kind, ctx.dtypes = kind, [x.dtype, *(p.dtype for p in parameters)]
         x, (w1, b1, w2, b2) = x.to(dtype), _cast(parameters, dtype)
-        hidden = F.linear(x, w1, b1)
-        active = activation_forward(hidden, kind)
+        active, hidden = linear_act_forward(x, w1, b1, kind, True)
         ctx.save_for_backward(x, hidden, active, w1, w2)
         return F.linear(active, w2, b2)
 

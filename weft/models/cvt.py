@@ -28,6 +28,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.kernels.attention import attention_forward, suits
 from weft.kernels.conv_norm import conv_qkv, fit_together
 from weft.kernels.linear import Linear, linears
 from weft.kernels.switch import usable
@@ -143,6 +144,8 @@ class Attention(nn.Module):
             q, k, v = self.proj_q(q), self.proj_k(k), self.proj_v(v)
         else:  # not compiled by TorchScript
             q, k, v = linears((q, k, v), (self.proj_q, self.proj_k, self.proj_v))
+            if not (self.training and self.attn_drop) and suits(q, k, self.num_heads):
+                return attention_forward(q, k, v, self.num_heads, self.scale)
         q, k, v = self.heads(q), self.heads(k), self.heads(v)
         dropout = self.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.kernels.activation import activation, plain_activation
+from weft.kernels.activation import plain_activation
 from weft.kernels.linear import Linear
+from weft.kernels.linear_act import linear_act
 from weft.kernels.watch import bare
 from weft.models.cvt import Attention, Block
 from weft.models.layers import Mlp, StochasticDepth, join, part, present
@@ -57,7 +58,7 @@ class LinearAct(nn.Linear):
             return plain_activation(F.linear(input, self.weight, self.bias), self.act)
         else:  # not compiled by TorchScript
             if not takes_packed(input):
-                return activation(F.linear(input, self.weight, self.bias), self.act)
+                return linear_act(input, self.weight, self.bias, self.act)
             name = ONEDNN_NAMES[self.act]
             return torch.ops.mkldnn._linear_pointwise(input, self.pack(), self.bias, name, [], "none")
 

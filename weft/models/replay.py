@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from weft.errors import WeftError, check_positive
@@ -27,8 +28,8 @@ def replay(model: nn.Module, *, most: int = 4) -> "Replayed":
     Only on a GPU; every other call goes to the model as it is. So do the first three training passes of a shape, and
     one whose predecessor still waits for its backward pass. The recordings, CUDA graphs, take memory of their own, so
     that only those of the `most` shapes that came last are kept. Weights may change in place; where they are moved or
-    frozen, or modules change between training and evaluation, there is another recording. Gradients lie where those of
-    the next backward pass will: clone what you keep for longer. Hooks run while a pass is recorded, and not later.
+    frozen, or modules change between training and evaluation, there is another recording. Gradients that you
+    keep beside `.grad` beyond the next pass must be clones. Hooks run while a pass is recorded, and not later.
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.replay takes a model, not {type(model).__name__}; make one with weft.create_model.")
@@ -52,6 +53,7 @@ class Replayed(nn.Module):
         self._passes: dict[tuple[object, ...], Pass | None] = {}  # None: cannot be recorded
         self._seen: dict[tuple[object, ...], int] = {}
         self._pool: Any = None  # of all passes: never are two of them under way
+        self._lent: set[int] = set()  # where in it gradients lie
         self._waiting: weakref.ref[Turn] | None = None
 
     def forward(self, x: Tensor) -> Any:
@@ -78,6 +80,7 @@ class Replayed(nn.Module):
         recorded = self._passes[key]
         if recorded is None:
             return self.model(x)
+        self._save_grads()
         turn = Turn(recorded)
         self._waiting = weakref.ref(turn)
         found = Replay.apply(turn, x, *recorded.weights)
@@ -94,15 +97,28 @@ class Replayed(nn.Module):
         if not any(p.requires_grad for p in self.model.parameters()):
             return None
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[x.device.index]
+        before = generator.clone_state()
         try:
-            return Pass(self.model, x, self._pool)
-        except torch.OutOfMemoryError:
-            self.forget()
-            raise
-        except RuntimeError as error:  # the host takes part: it asks the GPU for numbers, or for random states
-            torch.cuda.synchronize()
-            warnings.warn(f"This model's training cannot be replayed: {str(error).splitlines()[0]}", stacklevel=2)
+            recorded = Pass(self.model, x, self._pool)
+            self._lent |= {grad.data_ptr() for grad in recorded.weight_grads if grad is not None}
+            return recorded
+        except (RuntimeError, TypeError) as error:
+            generator.graphsafe_set_state(before)  # it still takes itself for recorded
+            cause = error.__context__ or error  # behind it comes that the recording could not be ended
+            if isinstance(cause, torch.OutOfMemoryError):
+                self.forget()
+                raise cause from None
+            # The host takes part: it asks the GPU for numbers, or gives something that is no tensor.
+            why = str(cause).splitlines()[0]
+            warnings.warn(f"This model's training cannot be replayed: {why}", stacklevel=2)
             return None
+
+    def _save_grads(self) -> None:
+        """Moves gradients that were not used yet, to which others are to be added, out of the recordings' memory."""
+        for weight in self.model.parameters():
+            if weight.grad is not None and weight.grad.data_ptr() in self._lent:
+                weight.grad = weight.grad.clone()
 
     def _keep(self, recordings: dict[tuple[object, ...], Any], key: tuple[object, ...], recording: Any) -> None:
         recordings.pop(key, None)
@@ -157,6 +173,11 @@ class Pass:
 
     def __init__(self, model: nn.Module, x: Tensor, pool: Any):
         self.given = writable_copy(x)
+        # In place of the weights stand others in the same memory, of which no earlier pass has made autograd remember
+        # a stream: that would be waited for, which no recording can.
+        stand_ins: dict[str, Tensor] = {
+            name: nn.Parameter(p.detach(), p.requires_grad) for name, p in model.named_parameters()
+        }
         self.weights = [p for p in model.parameters() if p.requires_grad]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         device, dtype, amp = x.device.type, torch.get_autocast_dtype(x.device.type), torch.is_autocast_enabled
@@ -166,17 +187,12 @@ class Pass:
             torch.autocast(device, dtype, enabled=amp(device), cache_enabled=False),
             torch.cuda.graph(self.forward, **how),
         ):
-            found, self.spec = pytree.tree_flatten(model(self.given))
+            found, self.spec = pytree.tree_flatten(functional_call(model, stand_ins, self.given))
         grads = [torch.empty_like(y) for y in found]
         with torch.autocast(device, enabled=False), torch.cuda.graph(self.backward, **how):
-            self.weight_grads = torch.autograd.grad(found, self.weights, grads, allow_unused=True)
+            wanted = [p for p in stand_ins.values() if p.requires_grad]
+            self.weight_grads = torch.autograd.grad(found, wanted, grads, allow_unused=True)
         self.found, self.found_grads = [y.detach() for y in found], grads
-
-    def save_grads(self) -> None:
-        """Moves gradients of an earlier pass, to which those of this one are to be added, out of its way."""
-        for weight, mine in zip(self.weights, self.weight_grads, strict=True):
-            if mine is not None and weight.grad is not None and weight.grad.data_ptr() == mine.data_ptr():
-                weight.grad = weight.grad.clone()
 
 
 class Turn:
@@ -202,7 +218,6 @@ class Replay(torch.autograd.Function):
         turn.over = True
         for static, grad in zip(recorded.found_grads, grads, strict=True):
             static.copy_(grad)
-        recorded.save_grads()
         recorded.backward.replay()
         # Views, which autograd may keep as .grad without a copy.
         return None, None, *(None if grad is None else grad.detach() for grad in recorded.weight_grads)
