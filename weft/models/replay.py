@@ -75,9 +75,8 @@ class Replayed(nn.Module):
         turn = self._waiting() if self._waiting else None
         if (turn and not turn.over) or self._is_new(key):
             return self.model(x)
-        if key not in self._passes:
-            self._keep(self._passes, key, self._record(x))
-        recorded = self._passes[key]
+        recorded = self._passes[key] if key in self._passes else self._record(x)
+        self._keep(self._passes, key, recorded)
         if recorded is None:
             return self.model(x)
         self._save_grads()
