@@ -61,10 +61,13 @@ def test_states_that_need_a_recording_of_their_own():
     found.append(state(model))
     model[0].weight.data = model[0].weight.data.clone()
     found.append(state(model))
+    model[1].running_mean = torch.ones(2)
+    found.append(state(model))
     with torch.no_grad():
         model[0].weight.zero_()  # in place
+        model[1].running_mean.zero_()
     assert state(model) == found[-1]
-    assert len(set(found)) == 4
+    assert len(set(found)) == 5
 
 
 def test_mistakes():

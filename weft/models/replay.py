@@ -137,6 +137,7 @@ def state(model: nn.Module) -> tuple[object, ...]:
     return (
         tuple(module.training for module in model.modules()),
         tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+        tuple(buffer.data_ptr() for buffer in model.buffers()),
     )
 
 
