@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Queries or keys: `extra` ones that have no place (class tokens, tokens of VT, layers), then a grid's, row by row."""
+    """Queries or keys: `extra` ones that have no place, then those of a grid, row by row.
+
+    Class tokens have no place, nor have the tokens of a Visual Transformer and the layers of CeiT's LCA.
+    """
 
     extra: int
     grid: Grid | None
@@ -77,21 +82,26 @@ class LayerAttention:
     pictures: int
     parts: list[Scores] = field(repr=False)
 
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].q.device
+
     def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
         """(B, heads, stop - start, keys) weights, 0 outside a window.
 
         A row sums to 1, but for what falls on padding, which takes part in CSWin and in timm's Swin.
         """
-        stop = len(self.queries) if stop is None else min(stop, len(self.queries))
+        stop = len(self.queries) if stop is None else stop
         parts = [part.rows(start, stop) for part in self.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def chunks(self, most: int = MOST_NUMBERS) -> Iterator[tuple[int, Tensor]]:
-        """All rows in pieces of at most `most` numbers, or of one row: (index of the first row, rows)."""
+    def chunks(self, start: int = 0, stop: int | None = None, most: int = MOST_NUMBERS) -> Iterator[tuple[int, Tensor]]:
+        """These rows in pieces of at most `most` numbers, or of one row: (index of the first row, rows)."""
+        stop = len(self.queries) if stop is None else stop
         keys = max(part.k.shape[2] for part in self.parts)
         step = max(most // (self.pictures * self.heads * keys), 1)
-        for start in range(0, len(self.queries), step):
-            yield start, self.rows(start, start + step)
+        for first in range(start, stop, step):
+            yield first, self.rows(first, min(first + step, stop))
 
     def received(self) -> Tensor:
         """(B, heads, keys) attention that each key gets in the mean over all queries."""
@@ -136,11 +146,10 @@ def record_attention(
     model = _bare_model(model)
     found: dict[str, LayerAttention] = {}
     order: list[LayerAttention] = []
-    handles = []
+    handles: list[Any] = []
     try:
         for tap in _chosen(model, layers):
-            for module, hook in tap.hooks(lambda reading, tap=tap: _keep(found, tap, reading, size)):
-                handles.append(module.register_forward_hook(torch.no_grad()(hook)))
+            handles += tap.hooks(partial(_keep, found, tap, size))
         yield order
     finally:
         for handle in handles:
@@ -170,7 +179,7 @@ def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[Tap]:
     return [tap for tap in taps if any(fnmatchcase(tap.name, pattern) for pattern in layers)]
 
 
-def _keep(found: dict[str, LayerAttention], tap: Tap, reading: Reading, size: Shape) -> None:
+def _keep(found: dict[str, LayerAttention], tap: Tap, size: Shape, reading: Reading) -> None:
     found.pop(tap.name, None)
     queries, keys, tile = reading.queries, reading.keys, None
     if reading.map is not None:

@@ -2,10 +2,10 @@
 
 A layer is read by forward hooks on modules that it calls in any case, so that it computes what it always computes, on
 the path that it always takes: `weft.kernels.watch` says which modules are read by fused paths without being called, and
-none of these gets a hook here. Hooks keep queries and keys, whose size is that of the map; weights come later.
+none of these gets a hook here. What is read are queries and keys, whose size is that of the map; weights come later.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,6 @@ from weft.models.performer import PerformerAttention, TokenTransformer
 from weft.models.windows import cut_windows, window_bias
 
 Shape = tuple[int, int]
-Hook = Callable[..., None]  # (module, args, output)
-Hooks = list[tuple[nn.Module, Hook]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Reading:
-    """What hooks saw of one layer. `map` is the size of the map it works on, None where there is none."""
+    """What was seen of one layer. `map` is the size of the map it works on, None where there is none."""
 
     parts: list[Scores]  # heads, side by side
     queries: Side
@@ -83,16 +81,37 @@ class Reading:
     map: Shape | None
 
 
-Keep = Callable[[Reading], None]
+@dataclass(frozen=True)
+class Call:
+    """What a module got and gave."""
+
+    args: tuple[Any, ...]
+    output: Any
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A layer that can be read: its name, its kind, and the hooks that read it."""
+    """A layer that can be read.
+
+    `read` takes the last call of each of the modules that are `watched`, as soon as the last of these was called.
+    """
 
     name: str
     kind: str
-    hooks: Callable[[Keep], Hooks]
+    watched: tuple[nn.Module, ...]
+    read: Callable[..., Reading]
+
+    def hooks(self, keep: Callable[[Reading], None]) -> list[Any]:
+        """Watches the modules from now on; returns handles to stop it."""
+        calls: dict[nn.Module, Call] = {}
+
+        @torch.no_grad()
+        def see(module: nn.Module, args: Any, output: Any) -> None:
+            calls[module] = Call(args, output)
+            if module is self.watched[-1]:
+                keep(self.read(*(calls[watched] for watched in self.watched)))
+
+        return [module.register_forward_hook(see) for module in self.watched]
 
 
 def split(x: Tensor, heads: int) -> Tensor:
@@ -100,121 +119,94 @@ def split(x: Tensor, heads: int) -> Tensor:
     return x.detach().flatten(1, -2).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def _over_map(q: Tensor, k: Tensor, scale: float, shape: Shape) -> Reading:
+def reading(
+    q: Tensor, k: Tensor, queries: Side, keys: Side, shape: Shape | None, scale: float | None = None
+) -> Reading:
+    """Of (B, heads, N, d) queries and keys that all see each other."""
+    return Reading([Scores(q, k, q.shape[3] ** -0.5 if scale is None else scale)], queries, keys, shape)
+
+
+def size_of(x: Tensor) -> Shape:
+    return x.shape[1], x.shape[2]  # of a (B, H, W, C) map
+
+
+def over_map(q: Tensor, k: Tensor, shape: Shape) -> Reading:
     """All tokens of a map among themselves, class tokens first."""
     side = Side(q.shape[2] - shape[0] * shape[1], shape)
-    return Reading([Scores(q, k, scale)], side, side, shape)
-
-
-def _shape(x: Tensor) -> Shape:
-    return x.shape[1], x.shape[2]  # of a (B, H, W, C) map
+    return reading(q, k, side, side, shape)
 
 
 # Attention over all tokens --------------------------------------------------------------------------------------
 
 
-def timm_heads(attn: Attention, qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k of timm's attention from the (B, N, 3 heads d) answer of its linear layer."""
+def timm_heads(attn: Any, qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k, (B, heads, N, d), of timm's attention from the (B, N, 3 heads d) answer of its linear layer."""
     q, k, _ = qkv.detach().unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return attn.q_norm(q), attn.k_norm(k)
 
 
-def read_token_block(name: str, block: Any) -> Iterator[Tap]:
+def read_token_block(name: str, block: Any) -> list[Tap]:
     """CeiT's block, ViTAE's normal cell and T2T-ViT's attention: they get the map, their `attn` its tokens."""
 
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Tensor] = []
+    def read(qkv: Call, whole: Call) -> Reading:
+        return over_map(*timm_heads(block.attn, qkv.output), size_of(whole.args[0]))
 
-        def see_map(_: nn.Module, args: Any, __: Any) -> None:
-            q, k = timm_heads(block.attn, seen.pop())
-            keep(_over_map(q, k, block.attn.scale, _shape(args[0])))
-
-        return [(block.attn.qkv, lambda _, __, output: seen.append(output)), (block, see_map)]
-
-    yield Tap(f"{name}.attn", "map", hooks)
+    return [Tap(f"{name}.attn", "map", (block.attn.qkv, block), read)]
 
 
-def read_timm(name: str, attn: Attention) -> Iterator[Tap]:
-    """timm's attention in other models, which do not tell the grid: `attention.py` finds it from the picture."""
+def read_timm(name: str, attn: Attention) -> list[Tap]:
+    """timm's attention in other models, which does not know its grid: `attention.py` guesses it from the picture."""
 
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, __: Any, qkv: Tensor) -> None:
-            q, k = timm_heads(attn, qkv)
-            side = Side(q.shape[2])
-            keep(Reading([Scores(q, k, attn.scale)], side, side, None))
+    def read(qkv: Call) -> Reading:
+        q, k = timm_heads(attn, qkv.output)
+        return reading(q, k, Side(q.shape[2]), Side(k.shape[2]), None)
 
-        return [(attn.qkv, see)]
-
-    yield Tap(name, "map", hooks)
+    return [Tap(name, "map", (attn.qkv,), read)]
 
 
-def read_token_transformer(name: str, step: TokenTransformer) -> Iterator[Tap]:
-    """A reduction cell with softmax, one head."""
-    if isinstance(step.attention, PerformerAttention):
-        return
+def read_token_transformer(name: str, step: TokenTransformer) -> list[Tap]:
+    """A reduction cell that has softmax; it has one head."""
 
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Tensor] = []
+    def read(kqv: Call, whole: Call) -> Reading:
+        k, q, _ = (split(x, 1) for x in kqv.output.chunk(3, dim=-1))
+        return over_map(q, k, size_of(whole.args[0]))
 
-        def see_map(_: nn.Module, args: Any, __: Any) -> None:
-            k, q, _ = (split(x, 1) for x in seen.pop().chunk(3, dim=-1))
-            keep(_over_map(q, k, q.shape[3] ** -0.5, _shape(args[0])))
-
-        return [(step.kqv, lambda _, __, output: seen.append(output)), (step, see_map)]
-
-    yield Tap(f"{name}.attention", "map", hooks)
+    linear = isinstance(step.attention, PerformerAttention)
+    return [] if linear else [Tap(f"{name}.attention", "map", (step.kqv, step), read)]
 
 
-def read_lca(name: str, lca: ceit.LCA) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Tensor] = []
+def read_lca(name: str, lca: ceit.LCA) -> list[Tap]:
+    def read(q: Call, kv: Call) -> Reading:
+        keys = split(kv.output.chunk(2, dim=2)[0], lca.num_heads)
+        return reading(split(q.output, lca.num_heads), keys, Side(1), Side(keys.shape[2]), None)
 
-        def see_keys(_: nn.Module, __: Any, kv: Tensor) -> None:
-            q, k = split(seen.pop(), lca.num_heads), split(kv.chunk(2, dim=2)[0], lca.num_heads)
-            keep(Reading([Scores(q, k, q.shape[3] ** -0.5)], Side(1), Side(k.shape[2]), None))
-
-        return [(lca.q, lambda _, __, output: seen.append(output)), (lca.kv, see_keys)]
-
-    yield Tap(name, "layers", hooks)
+    return [Tap(name, "layers", (lca.q, lca.kv), read)]
 
 
 # Fewer keys than queries ----------------------------------------------------------------------------------------
 
 
-def read_cvt_stage(name: str, stage: cvt.Stage) -> Iterator[Tap]:
-    """CvT's attention. Where only the class token is wanted, the last block of a fused model is asked by it alone."""
-    for i, block in enumerate(stage.blocks):
-        yield Tap(f"{name}.blocks.{i}.attn", "map", _cvt_hooks(stage, block.attn))
+def read_cvt_stage(name: str, stage: cvt.Stage) -> list[Tap]:
+    """In the last block of a fused model the class token may be alone to ask."""
+    extra = int(stage.cls_token is not None)
+
+    def tap(i: int, attn: Any) -> Tap:
+        def read(embed: Call, q: Call, k: Call) -> Reading:
+            shape, asking = size_of(embed.output), split(q.output, attn.num_heads)
+            queries = Side(extra, None if asking.shape[2] == extra else shape)
+            keys = split(k.output, attn.num_heads)
+            return reading(asking, keys, queries, cvt_keys(attn, extra, shape), shape, attn.scale)
+
+        return Tap(f"{name}.blocks.{i}.attn", "map", (stage.embed, attn.proj_q, attn.proj_k), read)
+
+    return [tap(i, block.attn) for i, block in enumerate(stage.blocks)]
 
 
-def _cvt_hooks(stage: cvt.Stage, attn: Any) -> Callable[[Keep], Hooks]:
-    def hooks(keep: Keep) -> Hooks:
-        shapes: list[Shape] = []
-        queries: list[Tensor] = []
-
-        def see_embed(_: nn.Module, __: Any, x: Tensor) -> None:
-            shapes[:] = [_shape(x)]
-
-        def see_keys(_: nn.Module, __: Any, output: Tensor) -> None:
-            q, k = split(queries.pop(), attn.num_heads), split(output, attn.num_heads)
-            shape, extra = shapes[0], int(stage.cls_token is not None)
-            asking = Side(q.shape[2], None) if q.shape[2] == extra else Side(extra, shape)
-            keep(Reading([Scores(q, k, attn.scale)], asking, _cvt_keys(attn, extra, shape), shape))
-
-        return [
-            (stage.embed, see_embed),
-            (attn.proj_q, lambda _, __, output: queries.append(output)),
-            (attn.proj_k, see_keys),
-        ]
-
-    return hooks
-
-
-def _cvt_keys(attn: Any, extra: int, shape: Shape) -> Side:
+def cvt_keys(attn: Any, extra: int, shape: Shape) -> Side:
     """Kernels are 3x3 with a padding of 1: the first key has the place of the first query."""
     height, width = shape
     if isinstance(attn.conv_proj_k, cvt.AvgProjection):  # rounds up
-        stride = attn.conv_proj_k.pool.stride
+        stride: Any = attn.conv_proj_k.pool.stride
         shape = -(-(height - 1) // stride) + 1, -(-(width - 1) // stride) + 1
     else:
         stride = attn.conv_proj_k.conv.stride[0] if attn.has_convs else 1
@@ -222,211 +214,173 @@ def _cvt_keys(attn: Any, extra: int, shape: Shape) -> Side:
     return Side(extra, shape, (stride, stride))
 
 
-def read_pvt(name: str, attn: pvt.SpatialReductionAttention) -> Iterator[Tap]:
-    """The whole layer gets the map, `q` its tokens and `kv` those of the smaller map."""
+def read_pvt(name: str, attn: pvt.SpatialReductionAttention) -> list[Tap]:
+    """`q` gets the tokens of the map, `kv` those of a smaller one."""
+    ratio = 1 if attn.sr is None else attn.sr.multiple
 
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Tensor] = []
+    def read(q: Call, kv: Call, whole: Call) -> Reading:
+        asking, keys = split(q.output, attn.num_heads), split(kv.output.chunk(2, dim=2)[0], attn.num_heads)
+        height, width = size_of(whole.args[0])
+        extra = asking.shape[2] - height * width
+        reduced = Side(extra, (-(-height // ratio), -(-width // ratio)), (ratio, ratio), (ratio / 2, ratio / 2))
+        return reading(asking, keys, Side(extra, (height, width)), reduced, (height, width))
 
-        def see_map(_: nn.Module, args: Any, __: Any) -> None:
-            kv, tokens = seen.pop(), seen.pop()
-            q, k = split(tokens, attn.num_heads), split(kv.chunk(2, dim=2)[0], attn.num_heads)
-            shape = _shape(args[0])
-            extra = q.shape[2] - shape[0] * shape[1]
-            ratio = 1 if attn.sr is None else attn.sr.multiple
-            reduced = -(-shape[0] // ratio), -(-shape[1] // ratio)
-            keys = Side(extra, reduced, (ratio, ratio), (ratio / 2, ratio / 2))
-            keep(Reading([Scores(q, k, q.shape[3] ** -0.5)], Side(extra, shape), keys, shape))
-
-        layers = [(layer, lambda _, __, output: seen.append(output)) for layer in (attn.q, attn.kv)]
-        return [*layers, (attn, see_map)]
-
-    yield Tap(name, "map", hooks)
+    return [Tap(name, "map", (attn.q, attn.kv, attn), read)]
 
 
 # Windows and stripes --------------------------------------------------------------------------------------------
 
 
-def _places(cut: Tensor, pixels: int) -> Tensor:
-    """Where each pixel lies among all places of all windows: turns (places,) numbers, 1 for the first pixel, around."""
-    real = cut > 0  # 0 is padding
-    place = torch.empty(pixels, dtype=torch.long, device=cut.device)
+def places(cut: Tensor, shape: Shape) -> Tensor:
+    """Where each pixel lies among the places of all windows, from the numbers of the pixels at these places."""
+    cut = cut.flatten()
+    real = cut > 0  # the others are padding
+    place = torch.empty(shape[0] * shape[1], dtype=torch.long, device=cut.device)
     place[cut[real] - 1] = real.nonzero().squeeze(1)
     return place
 
 
-def _numbered(shape: Shape, device: torch.device) -> Tensor:
+def numbered(shape: Shape, device: torch.device) -> Tensor:
     """A (1, H, W, 1) map that numbers its pixels from 1 on."""
     return torch.arange(1, shape[0] * shape[1] + 1, device=device).view(1, *shape, 1)
 
 
-def _windows(q: Tensor, k: Tensor, table: Tensor, index: Tensor, heads: int, window: int, shifted: bool) -> Reading:
-    """Of (B, H, W, C) maps, cut by `weft.models.windows`, whose padding nobody sees."""
-    shape, area = _shape(q), window * window
-    bias = table.detach()[index.view(-1)].view(area, area, heads).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
+def in_windows(q: Tensor, k: Tensor, table: Tensor, index: Tensor, heads: int, window: int, shifted: bool) -> Reading:
+    """Of (B, H, W, C) maps, cut by `weft.models.windows`; nobody sees the padding."""
+    shape, area = size_of(q), window * window
+    bias = table[index.view(-1)].view(area, area, heads).permute(2, 0, 1).unsqueeze(0)  # (1, heads, area, area)
     bias = window_bias(bias, window, shifted, *shape).view(-1, heads, area, area)
     keys = cut_windows(k.detach(), window, shifted, heads).unflatten(1, (-1, heads))  # (B, windows, heads, area, d)
-    place = _places(cut_windows(_numbered(shape, q.device), window, shifted, 1).flatten(), shape[0] * shape[1])
+    place = places(cut_windows(numbered(shape, q.device), window, shifted, 1), shape)
     q = split(q, heads)
     scores = Scores(q, keys.transpose(1, 2).flatten(2, 3), q.shape[3] ** -0.5, place, area, bias)
     return Reading([scores], Side(0, shape), Side(0, shape), shape)
 
 
-def read_lewin(name: str, attn: cetnet.LEWinAttention) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Tensor] = []
+def read_lewin(name: str, attn: cetnet.LEWinAttention) -> list[Tap]:
+    rel_pos: Any = attn.rel_pos
 
-        def see_keys(_: nn.Module, __: Any, k: Tensor) -> None:
-            rel_pos: Any = attn.rel_pos
-            table, index = rel_pos.relative_position_bias_table, rel_pos.relative_position_index
-            keep(_windows(seen.pop(), k, table, index, attn.num_heads, attn.window, attn.shifted))
+    def read(q: Call, k: Call) -> Reading:
+        table, index = rel_pos.relative_position_bias_table, rel_pos.relative_position_index
+        return in_windows(q.output, k.output, table, index, attn.num_heads, attn.window, attn.shifted)
 
-        return [(attn.q, lambda _, __, output: seen.append(output)), (attn.k, see_keys)]
-
-    yield Tap(name, "map", hooks)
+    return [Tap(name, "map", (attn.q, attn.k), read)]
 
 
-def read_swin_of_ce(name: str, block: SwinBlock) -> Iterator[Tap]:
+def read_ce_swin(name: str, block: SwinBlock) -> list[Tap]:
     attn: Any = block.attn
 
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, __: Any, qkv: Tensor) -> None:
-            q, k, _ = qkv.chunk(3, dim=-1)
-            table, index = attn.relative_position_bias_table, attn.relative_position_index
-            keep(_windows(q, k, table, index, attn.num_heads, block.window, block.shifted))
+    def read(qkv: Call) -> Reading:
+        q, k, _ = qkv.output.chunk(3, dim=-1)
+        table, index = attn.relative_position_bias_table, attn.relative_position_index
+        return in_windows(q, k, table, index, attn.num_heads, block.window, block.shifted)
 
-        return [(attn.qkv, see)]
-
-    yield Tap(f"{name}.attn", "map", hooks)
+    return [Tap(f"{name}.attn", "map", (attn.qkv,), read)]
 
 
-def read_swin(name: str, block: SwinTransformerBlock) -> Iterator[Tap]:
+def read_swin(name: str, block: SwinTransformerBlock) -> list[Tap]:
     """timm's Swin, in which padding takes part in attention."""
     attn: Any = block.attn
 
-    def hooks(keep: Keep) -> Hooks:
-        seen: list[Any] = []
+    def read(qkv: Call, whole: Call) -> Reading:
+        batch, shape, (high, wide) = len(whole.args[0]), size_of(whole.args[0]), block.window_size
+        numbers = torch.roll(numbered(shape, qkv.output.device), [-s for s in block.shift_size], (1, 2))
+        numbers = pad(numbers, (0, 0, 0, -shape[1] % wide, 0, -shape[0] % high))
+        place = places(window_partition(numbers, block.window_size), shape)
+        heads = qkv.output.detach().view(batch, -1, 3, attn.num_heads, attn.qkv.out_features // attn.num_heads // 3)
+        q, k, _ = heads.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, windows * area, d)
+        bias = attn._get_rel_pos_bias()  # (1, heads, area, area)
+        mask: Any = block.get_attn_mask(numbers.to(bias.dtype)) if block.dynamic_mask else block.attn_mask
+        if mask is not None:
+            bias = bias + mask.unsqueeze(1)  # (windows, heads, area, area)
+        scores = Scores(q[:, :, place], k, attn.scale, place, high * wide, bias)
+        return Reading([scores], Side(0, shape), Side(0, shape), shape)
 
-        def see_map(_: nn.Module, args: Any, __: Any) -> None:
-            qkv, shape = seen.pop(), _shape(args[0])
-            numbers = torch.roll(_numbered(shape, qkv.device), [-s for s in block.shift_size], (1, 2))
-            high, wide = block.window_size
-            padded = pad(numbers, (0, 0, 0, -shape[1] % wide, 0, -shape[0] % high))
-            place = _places(window_partition(padded, block.window_size).flatten(), shape[0] * shape[1])
-            q, k, _ = qkv.detach().unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-            q, k = (x.unflatten(0, (len(args[0]), -1)).transpose(1, 2).flatten(2, 3) for x in (q, k))
-            bias = attn._get_rel_pos_bias().detach()  # (1, heads, area, area)
-            mask = block.get_attn_mask(padded.to(bias.dtype)) if block.dynamic_mask else block.attn_mask
-            if mask is not None:
-                bias = bias + mask.unsqueeze(1)  # (windows, heads, area, area)
-            scores = Scores(q[:, :, place], k, attn.scale, place, high * wide, bias)
-            keep(Reading([scores], Side(0, shape), Side(0, shape), shape))
-
-        return [(attn.qkv, lambda _, __, output: seen.append(output)), (block, see_map)]
-
-    yield Tap(f"{name}.attn", "map", hooks)
+    return [Tap(f"{name}.attn", "map", (attn.qkv, block), read)]
 
 
-def read_cswin(name: str, attn: cswin.CrossShapedAttention) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, __: Any, output: Tensor) -> None:
-            qkv = output.detach().unflatten(-1, (3, len(attn.branches), -1))  # (B, H, W, 3, branches, C / branches)
-            parts = [_stripes(branch, qkv.select(4, i)) for i, branch in enumerate(attn.branches)]
-            side = Side(0, _shape(output))
-            keep(Reading(parts, side, side, side.shape))
+def read_cswin(name: str, attn: cswin.CrossShapedAttention) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        qkv = call.output.detach().unflatten(-1, (3, len(attn.branches), -1))  # (B, H, W, 3, branches, C / branches)
+        side = Side(0, size_of(qkv))
+        parts = [in_stripes(branch, qkv.select(4, i)) for i, branch in enumerate(attn.branches)]
+        return Reading(parts, side, side, side.shape)
 
-        return [(attn.qkv, see)]
-
-    yield Tap(name, "map", hooks)
+    return [Tap(name, "map", (attn.qkv,), read)]
 
 
-def _stripes(branch: Any, qkv: Tensor) -> Scores:
-    """Of (B, H, W, 3, C) queries, keys and values, cut by `weft.models.cswin`, whose padding takes part."""
-    heads = branch.num_heads
-    q, k = split(qkv[:, :, :, 0], heads), qkv[:, :, :, 1:2]
+def in_stripes(branch: Any, qkv: Tensor) -> Scores:
+    """Of (B, H, W, 3, C) queries, keys and values, cut by `weft.models.cswin`; padding takes part."""
+    q, k, shape = split(qkv[:, :, :, 0], branch.num_heads), qkv[:, :, :, 1:2], size_of(qkv)
+    scale = q.shape[3] ** -0.5
     if not isinstance(branch, cswin.StripeAttention):
-        return Scores(q, split(k.squeeze(3), heads), q.shape[3] ** -0.5)
+        return Scores(q, split(k, branch.num_heads), scale)
 
     def stripes(x: Tensor) -> Tensor:
         padded = cswin.pad_around(x, branch.along, branch.split_size)
         return cswin.cut(padded, branch.along, branch.split_size).movedim(branch.along, 1)  # (B, stripes, h, w, 1, C)
 
-    keys, shape = stripes(k), _shape(qkv)
-    place = _places(stripes(_numbered(shape, q.device).unsqueeze(4)).flatten(), shape[0] * shape[1])
-    return Scores(q, split(keys, heads), q.shape[3] ** -0.5, place, keys.shape[2] * keys.shape[3])
+    keys, place = stripes(k), places(stripes(numbered(shape, q.device).unsqueeze(4)), shape)
+    return Scores(q, split(keys, branch.num_heads), scale, place, keys.shape[2] * keys.shape[3])
 
 
 # Visual Transformers --------------------------------------------------------------------------------------------
-# Their parts read the modules inside them on a GPU, so that only the parts themselves are hooked.
+# On a GPU their parts read the modules inside them, so that only the parts themselves are watched.
 
 
-def read_filter(name: str, tokenizer: vt.FilterTokenizer) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, args: Any, __: Any) -> None:
-            weight = tokenizer.coefficients.weight.detach()  # (L, C); the bias is the same for all pixels
-            keep(_asked_pixels(weight.expand(len(args[0]), 1, -1, -1), split(args[0], 1), tokenizer.scale, args[0]))
-
-        return [(tokenizer, see)]
-
-    yield Tap(name, "tokenizer", hooks)
+def of_pixels(q: Tensor, k: Tensor, x: Tensor, scale: float | None = None) -> Reading:
+    """(B, heads, L, d) tokens ask the pixels of the map x."""
+    return reading(q, k, Side(q.shape[2]), Side(0, size_of(x)), size_of(x), scale)
 
 
-def read_clustering(name: str, tokenizer: vt.ClusteringTokenizer) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, args: Any, __: Any) -> None:
-            pixels = args[0].detach().flatten(1, 2)
-            centroids = vt.k_means(pixels, vt.pool_tokens(args[0].detach(), tokenizer.grid), tokenizer.iterations)
-            keep(_asked_pixels(centroids.unsqueeze(1), pixels.unsqueeze(1), tokenizer.scale, args[0]))
+def read_filter(name: str, tokenizer: vt.FilterTokenizer) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        x: Tensor = call.args[0]
+        weight = tokenizer.coefficients.weight.detach()  # (L, C); the bias adds the same to all pixels
+        return of_pixels(weight.expand(len(x), 1, -1, -1), split(x, 1), x, tokenizer.scale)
 
-        return [(tokenizer, see)]
-
-    yield Tap(name, "tokenizer", hooks)
+    return [Tap(name, "tokenizer", (tokenizer,), read)]
 
 
-def read_recurrent(name: str, tokenizer: vt.RecurrentTokenizer) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, args: Any, __: Any) -> None:
-            x, tokens = args
-            asking = tokens[:, : tokens.shape[1] - tokenizer.carried]
-            q, k = split(tokenizer.query(asking), tokenizer.heads), split(tokenizer.key(x), tokenizer.heads)
-            keep(_asked_pixels(q, k, q.shape[3] ** -0.5, x))
+def read_clustering(name: str, tokenizer: vt.ClusteringTokenizer) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        x: Tensor = call.args[0]
+        centroids = vt.k_means(x.flatten(1, 2), vt.pool_tokens(x, tokenizer.grid), tokenizer.iterations)
+        return of_pixels(centroids.unsqueeze(1), split(x, 1), x, tokenizer.scale)
 
-        return [(tokenizer, see)]
-
-    yield Tap(name, "tokenizer", hooks)
+    return [Tap(name, "tokenizer", (tokenizer,), read)]
 
 
-def _asked_pixels(q: Tensor, k: Tensor, scale: float, x: Tensor) -> Reading:
-    return Reading([Scores(q, k, scale)], Side(q.shape[2]), Side(0, _shape(x)), _shape(x))
+def read_recurrent(name: str, tokenizer: vt.RecurrentTokenizer) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        x, tokens = call.args
+        q = tokenizer.query(tokens[:, : tokens.shape[1] - tokenizer.carried])
+        return of_pixels(split(q, tokenizer.heads), split(tokenizer.key(x), tokenizer.heads), x)
+
+    return [Tap(name, "tokenizer", (tokenizer,), read)]
 
 
-def read_transformer(name: str, transformer: vt.Transformer) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, args: Any, __: Any) -> None:
-            column = args[0].unsqueeze(2)
-            q, k = (split(layer(column), transformer.num_heads) for layer in (transformer.query, transformer.key))
-            keep(Reading([Scores(q, k, q.shape[3] ** -0.5)], Side(q.shape[2]), Side(k.shape[2]), None))
+def read_transformer(name: str, transformer: vt.Transformer) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        column = call.args[0].unsqueeze(2)  # (B, L, 1, CT)
+        q, k = (split(layer(column), transformer.num_heads) for layer in (transformer.query, transformer.key))
+        return reading(q, k, Side(q.shape[2]), Side(k.shape[2]), None)
 
-        return [(transformer, see)]
-
-    yield Tap(name, "tokens", hooks)
+    return [Tap(name, "tokens", (transformer,), read)]
 
 
-def read_projector(name: str, projector: vt.Projector) -> Iterator[Tap]:
-    def hooks(keep: Keep) -> Hooks:
-        def see(_: nn.Module, args: Any, __: Any) -> None:
-            x, tokens = args
-            q, k = split(projector.query(x), projector.heads), split(projector.key(tokens), projector.heads)
-            keep(Reading([Scores(q, k, q.shape[3] ** -0.5)], Side(0, _shape(x)), Side(k.shape[2]), _shape(x)))
+def read_projector(name: str, projector: vt.Projector) -> list[Tap]:
+    def read(call: Call) -> Reading:
+        x, tokens = call.args
+        q, k = split(projector.query(x), projector.heads), split(projector.key(tokens), projector.heads)
+        return reading(q, k, Side(0, size_of(x)), Side(k.shape[2]), size_of(x))
 
-        return [(projector, see)]
-
-    yield Tap(name, "projector", hooks)
+    return [Tap(name, "projector", (projector,), read)]
 
 
 # All of them ----------------------------------------------------------------------------------------------------
 
-READERS: dict[type[nn.Module], Callable[[str, Any], Iterator[Tap]]] = {
+READERS: dict[type[nn.Module], Callable[[str, Any], list[Tap]]] = {
     ceit.Block: read_token_block,
     ceit.LCA: read_lca,
     vitae.NormalCell: read_token_block,
@@ -435,7 +389,7 @@ READERS: dict[type[nn.Module], Callable[[str, Any], Iterator[Tap]]] = {
     cvt.Stage: read_cvt_stage,
     pvt.SpatialReductionAttention: read_pvt,
     cetnet.LEWinAttention: read_lewin,
-    SwinBlock: read_swin_of_ce,
+    SwinBlock: read_ce_swin,
     SwinTransformerBlock: read_swin,
     cswin.CrossShapedAttention: read_cswin,
     vt.FilterTokenizer: read_filter,
@@ -462,7 +416,7 @@ def taps_of(model: nn.Module) -> tuple[list[Tap], dict[str, str]]:
         if module in read:
             continue
         kind = type(module)
-        found = list(READERS[kind](name, module)) if kind in READERS else []
+        found = READERS[kind](name, module) if kind in READERS else []
         taps += found
         if found:
             read.update(module.modules())
