@@ -9,6 +9,7 @@ to the last bit. What is kept of a layer is as large as its map; its weights, wh
 exist for as many rows at a time as fit.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -220,11 +221,12 @@ def _tokens(side: Side, tile: tuple[float, float] | None) -> Tokens:
 def _tile(shape: Shape, size: Shape) -> tuple[float, float]:
     """Height and width in pixels of what one token of a map stands for.
 
-    Strides are powers of two, and pictures that these do not divide are padded or cut by less than one token.
+    Strides are powers of two; pictures that these do not divide are padded, or cut by less than one token.
     """
 
-    def error(stride: int) -> float:
-        return max(abs(pixels / stride - tokens) for pixels, tokens in zip(size, shape, strict=True))
+    def error(stride: int) -> tuple[bool, float]:
+        counts = [(pixels / stride, tokens) for pixels, tokens in zip(size, shape, strict=True)]
+        return any(math.ceil(count) != tokens for count, tokens in counts), max(abs(c - t) for c, t in counts)
 
     stride = min(POWERS, key=error)
-    return (stride, stride) if error(stride) < 1 else (size[0] / shape[0], size[1] / shape[1])
+    return (stride, stride) if error(stride)[1] < 1 else (size[0] / shape[0], size[1] / shape[1])
