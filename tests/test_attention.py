@@ -1,10 +1,12 @@
 """Attention that is read against what the layers do with it: weights times values are their answers."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
 from timm.layers import Attention
-from timm.models.swin_transformer import WindowAttention
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,8 +91,8 @@ def values_and_answer(module, calls: Calls) -> tuple[Tensor, Tensor]:
 def check(model: nn.Module, layer: LayerAttention, calls: Calls) -> None:
     module = model.get_submodule(layer.name)
     if isinstance(module, SoftmaxAttention):  # its layers are one level up
-        module = model.get_submodule(layer.name.removesuffix(".attention"))
-        values, answer = calls.gave(module.kqv).chunk(3, dim=-1)[2], calls.got(module.proj)
+        step: Any = model.get_submodule(layer.name.removesuffix(".attention"))
+        values, answer = calls.gave(step.kqv).chunk(3, dim=-1)[2], calls.got(step.proj)
     else:
         values, answer = values_and_answer(module, calls)
     rows = layer.rows()
@@ -105,7 +107,8 @@ def test_weights_times_values_are_the_answers_of_a_layer(name):
     model = model.double()
     for module in model.modules():
         if isinstance(module, cswin.LePEAttention):  # it is added to what attention answers
-            nn.init.zeros_(module.lepe.weight), nn.init.zeros_(module.lepe.bias)
+            for parameter in module.lepe.parameters():
+                nn.init.zeros_(parameter)
     layers = attention_of(model, pictures.double())
     calls = Calls(model)
     with torch.no_grad():
@@ -120,7 +123,7 @@ def test_weights_times_values_are_the_answers_of_a_layer(name):
 def test_weights_times_values_are_the_answers_of_timms_swin(name):
     model, pictures = make(name)
     model, size = model.double(), SIZES[name]
-    blocks = [module for stage in model.layers for module in stage.blocks]
+    blocks: Any = [module for module in model.modules() if isinstance(module, SwinTransformerBlock)]
     for block in blocks:
         with torch.no_grad():
             block.attn.qkv.bias[-block.attn.qkv.out_features // 3 :] = 0  # what padding answers
@@ -148,7 +151,7 @@ def check_unchanged(model: nn.Module, pictures: Tensor) -> None:
     hooks = [len(module._forward_hooks) for module in model.modules()]
     with torch.inference_mode():
         before = model(pictures)
-        with record_attention(model, tuple(pictures.shape[2:])) as layers:
+        with record_attention(model, (pictures.shape[2], pictures.shape[3])) as layers:
             during = model(pictures)
     assert torch.equal(before, during)
     assert [layer.name for layer in layers] == attention_layers(model)
@@ -276,7 +279,8 @@ def test_a_segmenter_with_vt_fpn_is_read_whole():
 
 def test_a_replayed_or_compiled_model_is_read_as_the_model_in_it():
     model, pictures = make("ceit")
-    for wrapped in (weft.replay(model), torch.compile(model, backend="eager")):
+    compiled: Any = torch.compile(model, backend="eager")
+    for wrapped in (weft.replay(model), compiled):
         assert len(attention_of(wrapped, pictures)) == 4
 
 
