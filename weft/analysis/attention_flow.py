@@ -77,8 +77,8 @@ def ask(layer: LayerAttention, parts: Tensor) -> Tensor:
     """(B, queries) parts -> (B, keys): whom they come from by the attention of this layer, padding left out."""
     asked = parts.new_zeros(layer.pictures, len(layer.keys))
     for start, rows in layer.chunks():
-        whole = rows / rows.sum(dim=3, keepdim=True)
-        asked += torch.einsum("bq,bhqk->bk", parts[:, start : start + rows.shape[2]], whole) / layer.heads
+        shares = parts[:, None, start : start + rows.shape[2]] / rows.sum(dim=3) / layer.heads  # (B, heads, queries)
+        asked += torch.einsum("bhq,bhqk->bk", shares, rows)
     return asked
 
 
