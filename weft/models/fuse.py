@@ -12,6 +12,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from weft.errors import WeftError
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.base import HybridModel
 from weft.models.ceit import LeFF
@@ -47,6 +48,8 @@ def fuse(model: ModelT) -> ModelT:
     `on_cpu` says what else is done there. The outputs are those of `model.eval()` up to rounding. The copy is for
     inference: its parameters no longer match checkpoints of the model.
     """
+    if not isinstance(model, nn.Module):
+        raise WeftError(f"weft.fuse takes a model, not {type(model).__name__}; make one with weft.create_model.")
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm | LeFF):

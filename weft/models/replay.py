@@ -75,9 +75,8 @@ class Replayed(nn.Module):
         turn = self._waiting() if self._waiting else None
         if (turn and not turn.over) or self._is_new(key):
             return self.model(x)
-        if key not in self._passes:
-            self._keep(self._passes, key, self._record(x))
-        recorded = self._passes[key]
+        recorded = self._passes[key] if key in self._passes else self._record(x)
+        self._keep(self._passes, key, recorded)
         if recorded is None:
             return self.model(x)
         self._save_grads()
@@ -138,6 +137,7 @@ def state(model: nn.Module) -> tuple[object, ...]:
     return (
         tuple(module.training for module in model.modules()),
         tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+        tuple(buffer.data_ptr() for buffer in model.buffers()),
     )
 
 

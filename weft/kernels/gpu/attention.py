@@ -1,6 +1,6 @@
 """Attention to as many keys as fit into one tile."""
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
 
 import torch
 import triton
