@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import weft
 from tests.variants import SMALL, SWITCHES
 from weft.analysis import (
     CKA,
@@ -292,6 +293,8 @@ def test_similarity_of_the_layers_of_models():
         feature_similarity(model, batches, ["block.1"])
     with pytest.raises(WeftError, match="at least 4 pictures"):
         feature_similarity(model, [torch.randn(3, 3, 32, 32)])
+    with pytest.raises(WeftError, match=r"stages.2 was not called; a fused model leaves layers out"):
+        feature_similarity(weft.fuse(other), batches)
 
 
 # Robustness -----------------------------------------------------------------------------------------------------
