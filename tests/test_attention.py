@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import weft
 from tests.conftest import randomise
 from tests.variants import SWITCHES
-from weft.analysis import LayerAttention, attention_layers, attention_of, left_out, record_attention
+from weft.analysis import LayerAttention, attention_layers, attention_of, left_out, record_attention, rollout
 from weft.analysis.attention_readers import taps_of
 from weft.errors import WeftError
 from weft.kernels import linear, op, switch
@@ -291,8 +291,11 @@ def test_a_segmenter_with_vt_fpn_is_read_whole():
 
     backbone = timm.create_model("vt_resnet_nano", **SWITCHES["vt"][1])
     model = make_segmenter(backbone, "vt-fpn", 3, channels=32, token_dim=64).eval()
-    kinds = [layer.kind for layer in attention_of(model, torch.randn(1, 3, 64, 64)) if "pyramid" in layer.name]
+    layers = attention_of(model, torch.randn(1, 3, 64, 64))
+    kinds = [layer.kind for layer in layers if "pyramid" in layer.name]
     assert kinds == ["tokenizer"] * 4 + ["tokens"] + ["projector"] * 4
+    with pytest.raises(WeftError, match="relates the tokens of several maps"):
+        rollout(layers)
 
 
 def test_a_replayed_or_compiled_model_is_read_as_the_model_in_it():

@@ -200,6 +200,7 @@ def test_rollout_of_ceit_starts_in_all_layers():
     parts = mean_map(lca)[:, 0] / 2 + torch.tensor([0, 0, 0.5])
     wanted = torch.einsum("bl,lbp->bp", parts, torch.stack(behind))
     torch.testing.assert_close(rollout([*blocks, lca]).flatten(1), wanted)
+    assert torch.equal(rollout([*blocks, lca], query=(3, 3)), rollout(blocks, query=(3, 3)))
     with pytest.raises(WeftError, match="lca asks 3 layers, and 2 are given"):
         rollout([*blocks[1:], lca])
 

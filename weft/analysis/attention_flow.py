@@ -98,6 +98,8 @@ def _back_map(state: _State, layer: LayerAttention) -> None:
 
 def _back_layers(state: _State, layer: LayerAttention) -> None:
     """CeiT's LCA: half of the answer is the last class token, half are those of all layers."""
+    if not state.extra.shape[1]:  # a pixel is asked
+        return
     asked = ask(layer, state.extra)
     asked[:, -1:] += state.extra
     state.later = list((asked / 2).split(1, dim=1))
@@ -105,6 +107,8 @@ def _back_layers(state: _State, layer: LayerAttention) -> None:
 
 
 def _back_tokens(state: _State, layer: LayerAttention) -> None:
+    if state.tokens.shape[1] != len(layer.queries):
+        raise WeftError(f"{layer.name} relates the tokens of several maps, and rollout follows one map.")
     state.tokens = (state.tokens + ask(layer, state.tokens)) / 2
 
 
