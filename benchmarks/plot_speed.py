@@ -125,6 +125,8 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=PICTURES)
     args = parser.parse_args()
+    if args.file and not args.file.exists():
+        parser.error(f"there is no file {args.file}")
     results = json.loads((args.file or newest()).read_text())
     wanted = {"rows": ("speed", ratios), "growth": ("speed-growth", growth), "curves": ("speed-curves", curves)}
     with matplotlib.rc_context(STYLE):

@@ -74,7 +74,7 @@ def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
             return f"{line.ours:,.0f}"
         goal = "" if line.goal is None else f" (goal {line.goal:g})"
         ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
-        return f"{line.ours:,.0f} / {line.peer:,.0f} = {ratio}{goal}"
+        return f"{line.ours:,.0f} to {line.peer:,.0f}: {ratio}{goal}"
 
     rows = []
     for pair, lines in by_pair(results).items():

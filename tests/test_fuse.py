@@ -156,3 +156,5 @@ def test_a_fused_copy_calls_what_is_watched(where):
 def test_a_name_is_not_a_model():
     with pytest.raises(weft.WeftError, match="takes a model, not str"):
         weft.fuse("cvt_13")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(weft.WeftError, match="before it is replayed"):
+        weft.fuse(weft.replay(nn.Identity()))

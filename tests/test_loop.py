@@ -57,13 +57,18 @@ def events(run):
         ({"replay": False}, "cuda", "classify", False),
         ({"fsdp": True}, "cuda", "classify", False),
         ({"deterministic": True}, "cuda", "classify", False),
+        ({"sync_bn": True}, "cuda", "classify", False),
     ],
 )
 def test_training_is_replayed_where_it_can_be(settings, device, task, replayed):
     config = replace(Config(), run=replace(RunConfig(), **settings))
     model = torch.nn.Linear(2, 2)
     trainer = SimpleNamespace(
-        config=config, model=model, device=torch.device(device), in_lockstep=False, task=SimpleNamespace(name=task)
+        config=config,
+        model=model,
+        device=torch.device(device),
+        in_lockstep=config.run.sync_bn,
+        task=SimpleNamespace(name=task),
     )
     forward = Trainer.make_forward(trainer)  # pyright: ignore[reportArgumentType]
     assert isinstance(forward, Replayed) == replayed

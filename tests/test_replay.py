@@ -3,16 +3,19 @@
 import copy
 import gc
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import weft
+from weft.kernels.switch import switched
 from weft.models import replay
-from weft.models.replay import WARM_UPS, circumstances, state, writable_copy
+from weft.models.replay import WARM_UPS, circumstances, state, uncached, writable_copy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -25,6 +28,9 @@ def test_without_a_gpu_it_is_the_model():
     with torch.no_grad():
         assert torch.equal(fast(picture), model(picture))
     assert fast(picture).requires_grad  # with gradients as ever
+    assert fast.num_classes == model.num_classes
+    with pytest.raises(AttributeError, match="nothing"):
+        fast.nothing  # noqa: B018
 
 
 def test_a_copy_made_in_inference_mode_can_be_written_outside():
@@ -73,8 +79,13 @@ def test_states_that_need_a_recording_of_their_own():
 def test_mistakes():
     with pytest.raises(weft.WeftError, match="takes a model, not str"):
         weft.replay("cvt_13")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(weft.WeftError, match="already"):
+        weft.replay(weft.replay(nn.Identity()))
     with pytest.raises(weft.WeftError, match="most=0"):
         weft.replay(torch.nn.Identity(), most=0)
+    wrapped = object.__new__(torch.nn.parallel.DistributedDataParallel)
+    with pytest.raises(weft.WeftError, match="goes inside"):
+        weft.replay(wrapped)
 
 
 # Training, with a recording that computes in place of a GPU ------------------------------------------------------
@@ -92,7 +103,7 @@ class Slow:
         self.weight_grads = [torch.zeros_like(p) for p in self.weights]
         with torch.no_grad():
             self.found = [model(x)]
-        self.found_grads, self.spec = [torch.zeros_like(self.found[0])], torch.utils._pytree.tree_flatten(x)[1]
+        self.found_grads, self.spec = [torch.zeros_like(self.found[0])], pytree.tree_flatten(x)[1]
         self.forward, self.backward = Run(self._forward), Run(self._backward)
 
     def _forward(self) -> None:
@@ -112,20 +123,46 @@ class Run:
         self.replay = run
 
 
+class Answer:
+    """What stands in for a recorded inference."""
+
+    def __init__(self, model: nn.Module, x: Tensor):
+        with uncached(x):
+            self.wanted = model(x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.wanted.clone()
+
+
+class State:
+    """What stands in for a generator of random numbers: it says when it was put back."""
+
+    restored = False
+
+    def clone_state(self) -> str:
+        return "before"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.restored = state == "before"
+
+
 @pytest.fixture
-def fast(monkeypatch) -> replay.Replayed:
-    """A replayed model whose tensors pass for those of a GPU."""
+def generator(monkeypatch) -> State:
+    """Lets the tensors of a CPU pass for those of a GPU, with recordings that compute."""
+    monkeypatch.setattr(replay, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    state = State()
+    monkeypatch.setattr(replay, "generator_of", lambda device: state)
+    monkeypatch.setattr(replay, "Pass", Slow)
+    monkeypatch.setattr(replay, "Answer", Answer)
+    return state
+
+
+@pytest.fixture
+def fast(generator) -> replay.Replayed:
     torch.manual_seed(0)
-    fast = weft.replay(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), most=2)
-
-    def record(self: replay.Replayed, x: Tensor) -> Slow:
-        recorded = Slow(self.model, x, None)
-        self._lent |= {grad.data_ptr() for grad in recorded.weight_grads}
-        return recorded
-
-    monkeypatch.setattr(replay.Replayed, "_record", record)
-    monkeypatch.setattr(replay.Replayed, "forward", replay.Replayed._train)
-    return fast
+    return weft.replay(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), most=2)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -163,7 +200,7 @@ def test_gradients_add_up_over_passes_and_shapes(fast):
         fast(x).square().sum().backward()
     found = gradients(fast)
     fast.zero_grad()
-    sum(fast.model(x).square().sum() for x in batches).backward()
+    torch.stack([fast.model(x).square().sum() for x in batches]).sum().backward()
     for a, b in zip(found, gradients(fast), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -199,8 +236,88 @@ def test_only_the_last_shapes_are_kept(fast):
     for batch in (1, 2, 3, 2):
         fast(torch.randn(batch, 3)).sum().backward()
     assert [key[0][0] for key in fast._passes] == [3, 2]
+    assert "Replay" not in type(fast(torch.randn(1, 3)).grad_fn).__name__  # starts anew, so that shapes do not thrash
+    assert fast.holds_memory
     fast.forget()
-    assert not fast._passes
+    assert not fast.holds_memory
+
+
+def test_there_are_no_second_derivatives(fast):
+    warm_up(fast, 5)
+    weight = fast.model[0].weight
+    (grad,) = torch.autograd.grad(fast(torch.randn(5, 3)).square().sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_frozen_models_are_answered(fast):
+    fast.requires_grad_(False)
+    fast.eval()
+    x = torch.randn(5, 3)
+    assert torch.equal(fast(x), fast.model(x))
+    assert len(fast._answers) == 1
+
+
+def test_recorded_answers_are_those_of_their_weights_and_modes(fast):
+    fast.eval()
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        first = fast(x)
+        fast.model[0].weight.data = fast.model[0].weight + 1
+        second = fast(x)
+        assert not torch.equal(first, second)
+        assert torch.equal(second, fast.model(x))
+        with switched(False):
+            fast(x)
+    assert len(fast._answers) == 2
+    assert len({key[6] for key in fast._answers}) == 2  # kernels on and off
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not permitted when capturing"), RuntimeError(), TypeError("no tensor")]
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_cannot_be_recorded_is_launched(fast, generator, monkeypatch, error, trains):
+    def fails(*args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(replay, "Pass", fails)
+    monkeypatch.setattr(replay, "Answer", fails)
+    fast.train(trains)
+    x = torch.randn(5, 3)
+    with torch.set_grad_enabled(trains), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(WARM_UPS + 3):
+            assert torch.equal(fast(x), fast.model(x))
+    assert len(told) == 1  # tried once
+    assert "launched one by one" in str(told[0].message)
+    assert generator.restored
+
+
+def test_a_failure_forgets_what_drew_from_the_former_generator(fast, monkeypatch):
+    warm_up(fast, 5, 4)
+    fast(torch.randn(5, 3)).sum().backward()
+
+    def fails(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(replay, "Pass", fails)
+    with pytest.warns(UserWarning, match="no memory"):
+        fast(torch.randn(4, 3)).sum().backward()
+    assert not fast.holds_memory
+    assert [key[0][0] for key in fast._passes] == [4]
+
+
+def test_weights_are_cast_anew_in_a_recording():
+    """What autocast keeps of an earlier cast is freed at its end."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(x)
+        with uncached(x):
+            before = model(x)
+            model.weight.add_(1)
+            assert not torch.equal(model(x), before)
+    assert before.dtype == torch.bfloat16
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------
@@ -240,8 +357,21 @@ def test_replayed_training_arrives_at_the_same_weights(name):
             optimizer.zero_grad()
     assert all(found is not None for found in fast._passes.values())
     assert len(fast._passes) == 2
+    # Kernels that add up in any order give other last digits each time.
     for (key, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, msg=key)
+
+
+@needs_gpu
+def test_replayed_answers_under_autocast_follow_the_weights():
+    model = nn.Linear(64, 64).cuda()
+    fast, x = weft.replay(model.eval()), torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                assert torch.equal(fast(x), model(x))
+            model.weight.add_(1)
+            torch.empty(2**20, device="cuda").fill_(7)  # where casts lay that were freed
 
 
 @needs_gpu
@@ -256,6 +386,6 @@ def test_a_model_that_asks_the_gpu_is_not_replayed():
         warnings.simplefilter("always")
         for _ in range(WARM_UPS + 2):
             fast(torch.randn(2, 4, device="cuda")).sum().backward()
-    assert [str(w.message) for w in told if "cannot be replayed" in str(w.message)]
+    assert [str(w.message) for w in told if "launched one by one" in str(w.message)]
     assert list(fast._passes.values()) == [None]
     assert torch.rand(2, device="cuda").isfinite().all()  # random numbers can still be drawn

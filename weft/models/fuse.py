@@ -19,6 +19,7 @@ from weft.models.ceit import LeFF
 from weft.models.cvt import Attention, Block
 from weft.models.layers import ConvNorm, LinearNorm
 from weft.models.on_cpu import LinearAct, TokenBlock
+from weft.models.replay import Replayed
 from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -50,6 +51,8 @@ def fuse(model: ModelT) -> ModelT:
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.fuse takes a model, not {type(model).__name__}; make one with weft.create_model.")
+    if isinstance(model, Replayed):
+        raise WeftError("A model is fused before it is replayed: weft.replay(weft.fuse(model)).")
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm | LeFF):
