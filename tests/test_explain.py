@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from PIL import Image
 
 import weft
+from docs import gallery
 from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
 from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.analysis.explain import explain
+from weft.analysis.explain import explain, label_of, read_pictures
 from weft.analysis.figures import write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
 from weft.explaining import find_masks, open_subject
@@ -163,10 +165,8 @@ def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_p
     left = np.zeros((24, 24), np.uint8)
     left[:, :12] = 7
     Image.fromarray(left).save(tmp_path / "deep" / "0.png")
-    from weft.analysis.explain import read_pictures
-
     bad = []
-    (read,) = read_pictures(Found(str(pictures / "class 0")), subject.preprocessing, find_masks(tmp_path), bad)
+    (read,) = read_pictures(Found(str(pictures / "class 0")), subject, find_masks(tmp_path), bad)
     assert read.masks is not None
     assert read.masks[0].float().mean() == pytest.approx(0.5, abs=0.03)
     assert not read.masks[0, :, -1].any()
@@ -209,3 +209,21 @@ def test_figures_have_names_of_their_own_and_no_dates(tmp_path):
                 tmp_path / "again" / f"{stem}.{ending}"
             ).read_bytes()
     assert "costs $5 or $6" in (tmp_path / "grad-cam-a-b-1.svg").read_text(encoding="utf-8")
+
+
+def test_the_gallery_shows_runs_on_their_own_pictures(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "PAGE", tmp_path / "gallery.md")
+    gallery.write([run], tmp_path / "pictures" / "gallery", count=4, foreground=[])
+    page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
+    assert "`cvt_nano` | 24 x 24 | top-1" in page
+    files = re.findall(r"\]\((pictures/gallery/.*?)\)", page)
+    assert len(files) > 6
+    assert all((tmp_path / file).stat().st_size > 500 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("data/val/bus/1.png", 1), ("T-shirt/top/2.png", 0), ("x/bus/y/3.png", -1)]
+)
+def test_the_folder_of_a_picture_may_name_its_class(name, label, run):
+    subject = replace(open_subject(str(run), "cpu"), classes=["T-shirt/top", "bus", "us"])
+    assert label_of(subject, name) == label

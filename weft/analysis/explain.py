@@ -3,6 +3,7 @@
 `exhibits` says how the findings are shown, `figures` and `explain_page` draw them.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
@@ -77,10 +78,10 @@ class View:
 
     name: str
     pixels: np.ndarray  # (H, W, 1 or 3) uint8
-    answer: str  # the class whose Grad-CAM is shown
-    sureness: float | None
-    truth: str  # "" where it is not known
-    cams: dict[str, np.ndarray]  # layer -> (h, w), the largest is 1
+    answer: str = ""  # the class whose Grad-CAM is shown
+    sureness: float | None = None
+    truth: str = ""  # where it is known
+    cams: dict[str, np.ndarray] = field(default_factory=dict)  # layer -> (h, w), the largest is 1
     rollout: np.ndarray | None = None  # (h, w)
     heads: list[Heads] = field(default_factory=list)
     tokens: list[TokenMaps] = field(default_factory=list)  # of this picture alone: (1, L, h, w)
@@ -153,33 +154,45 @@ class Read:
     """Pictures of one size, ready for the model."""
 
     names: list[str]
+    labels: list[int]  # the classes of the pictures; -1: not known
     pictures: Tensor  # (B, C, h, w) as `preprocessing.picture` gives them
     masks: Tensor | None  # (B, h, w) bool: what is foreground
 
 
 def read_pictures(
-    found: Any, preprocessing: Preprocessing, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]]
+    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]]
 ) -> list[Read]:
     """The first `MOST` of them, in batches; those that cannot be read go to `bad`."""
     reads: list[Read] = []
     for i, name in enumerate(found.names[:MOST]):
         try:
-            picture = preprocessing.picture(found.open(i))
-            mask = None if masks is None else _mask(masks, name, preprocessing)
+            picture = subject.preprocessing.picture(found.open(i))[None]
+            mask = None if masks is None else _mask(masks, name, subject.preprocessing)[None]
         except BadPicture as error:
             bad.append((name, str(error)))
             continue
-        row = Read([name], picture[None], None if mask is None else mask[None])
-        last = reads[-1] if reads else None
-        if last and len(last.names) < BATCH and last.pictures.shape[1:] == row.pictures.shape[1:]:
-            both = None if row.masks is None else torch.cat([last.masks, row.masks])  # pyright: ignore
-            reads[-1] = Read([*last.names, name], torch.cat([last.pictures, row.pictures]), both)
+        row, last = Read([name], [label_of(subject, name)], picture, mask), reads[-1] if reads else None
+        if last and len(last.names) < BATCH and last.pictures.shape[1:] == picture.shape[1:]:
+            reads[-1] = _joined(last, row)
         else:
             reads.append(row)
     if not reads:
         why = f": {bad[0][0]}: {bad[0][1]}" if bad else "; name files, folders or patterns"
         raise WeftError(f"None of the {len(found.names)} pictures can be read{why}.")
     return reads
+
+
+def _joined(one: Read, other: Read) -> Read:
+    masks = None if one.masks is None or other.masks is None else torch.cat([one.masks, other.masks])
+    pictures = torch.cat([one.pictures, other.pictures])
+    return Read(one.names + other.names, one.labels + other.labels, pictures, masks)
+
+
+def label_of(subject: Subject, name: str) -> int:
+    """The class that the folder of a picture names, which may itself have a / in it; -1: none."""
+    folder = os.path.dirname(name.replace("\\", "/"))
+    fitting = [c for c in subject.classes if f"/{folder}".endswith(f"/{c}")] if subject.task == "classify" else []
+    return subject.classes.index(max(fitting, key=len)) if fitting else -1
 
 
 def _mask(masks: Mapping[str, Path], name: str, preprocessing: Preprocessing) -> Tensor:
@@ -210,7 +223,7 @@ def explain(
         masks: a file for each picture, by the picture's name without folder and ending.
     """
     explanation = Explanation(subject, list(layers))
-    reads = read_pictures(found, subject.preprocessing, masks, explanation.bad)
+    reads = read_pictures(found, subject, masks, explanation.bad)
     explanation.pictures = sum(len(read.names) for read in reads)
     if len(found.names) > MOST:
         explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
@@ -256,7 +269,7 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[Callable[[],
         explanation.similarity = feature_similarity(model, inputs, block_layers(model))
 
     def robust() -> None:
-        labels = [torch.tensor([_label(subject, name) for name in read.names]) for read in reads]
+        labels = [torch.tensor(read.labels) for read in reads]
         known = all(bool((label >= 0).all()) for label in labels)
         batches = [(x, label.to(x.device) if known else None) for x, label in zip(inputs, labels, strict=True)]
         explanation.robustness = robustness(model, batches)
@@ -276,36 +289,36 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[Callable[[],
 
 
 def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> list[View]:
-    """The pictures of one batch as the model sees them."""
-    subject, size = explanation.subject, (x.shape[2], x.shape[3])
-    answers = _answers(subject, x)
-    classes = None if answers is None else answers[0]
+    """The pictures of one batch as the model sees them; `found` is its attention."""
+    subject, answers = explanation.subject, _answers(explanation.subject, x)
+    classes, sureness = answers or (None, None)
     cams = {layer: grad_cam(subject.model, x, layer, classes).cpu() for layer in explanation.layers}
+    rolled, tokens = _rollout(explanation, found), token_maps(found)
     maps = [layer for layer in found if layer.kind == "map" and layer.keys.grid is not None]
-    rolled = rollout(found).cpu() if maps or any(layer.kind == "tokenizer" for layer in found) else None
-    tokens = token_maps(found)
     chosen = [maps[i] for i in np.linspace(0, len(maps) - 1, min(SHOWN_LAYERS, len(maps))).round().astype(int)]
     rows = []
-    for i, name in enumerate(read.names):
-        label = _label(subject, name)
-        view = View(
-            name, visible(read.pictures[i], brighten=True), "", None, subject.classes[label] if label >= 0 else "", {}
-        )
-        if answers is not None:
-            view.answer, view.sureness = subject.classes[int(answers[0][i])], float(answers[1][i])
+    for i, (name, label) in enumerate(zip(read.names, read.labels, strict=True)):
+        view = View(name, visible(read.pictures[i], brighten=True), truth=subject.classes[label] if label >= 0 else "")
+        if classes is not None and sureness is not None:
+            view.answer, view.sureness = subject.classes[int(classes[i])], float(sureness[i])
         view.cams = {layer: _to_one(cam[i]) for layer, cam in cams.items()}
         view.rollout = None if rolled is None else rolled[i].numpy()
         if len(explanation.views) + i < CLOSELY:
-            best = next(iter(cams.values()))[i] if cams else torch.zeros(1, 1)
-            view.heads = [_heads(layer, i, _strongest(best, size)) for layer in chosen]
-            view.tokens = [
-                TokenMaps(
-                    t.name, t.maps[i : i + 1].cpu(), None if t.interactions is None else t.interactions[i : i + 1].cpu()
-                )
-                for t in tokens
-            ]
+            point = _strongest(next(iter(view.cams.values()), np.zeros((1, 1))), (x.shape[2], x.shape[3]))
+            view.heads = [_heads(layer, i, point) for layer in chosen]
+            view.tokens = [module.of(i) for module in tokens]
         rows.append(view)
     return rows
+
+
+def _rollout(explanation: Explanation, found: list[Any]) -> Tensor | None:
+    """(B, h, w), or None and a note where attention does not lead back to the picture."""
+    try:
+        return rollout(found).cpu() if found else None
+    except WeftError as error:
+        if str(error) not in explanation.notes:
+            explanation.notes.append(str(error))
+        return None
 
 
 @torch.no_grad()
@@ -323,22 +336,16 @@ def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
     return classes, sureness
 
 
-def _label(subject: Subject, name: str) -> int:
-    """The class that the picture's folder names; -1: none."""
-    folder = PurePath(name).parent.name
-    return subject.classes.index(folder) if subject.task == "classify" and folder in subject.classes else -1
-
-
 def _to_one(values: Tensor) -> np.ndarray:
     return (values / values.max().clamp(min=1e-30)).float().numpy()
 
 
-def _strongest(cam: Tensor, size: tuple[int, int]) -> tuple[int, int]:
+def _strongest(values: np.ndarray, size: tuple[int, int]) -> tuple[int, int]:
     """The pixel where a map is largest, the middle where it is the same everywhere."""
-    if float(cam.max()) == float(cam.min()):
+    if values.max() == values.min():
         return size[0] // 2, size[1] // 2
-    row, column = divmod(int(cam.argmax()), cam.shape[1])
-    return int((row + 0.5) * size[0] / cam.shape[0]), int((column + 0.5) * size[1] / cam.shape[1])
+    row, column = divmod(int(values.argmax()), values.shape[1])
+    return int((row + 0.5) * size[0] / values.shape[0]), int((column + 0.5) * size[1] / values.shape[1])
 
 
 def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
@@ -352,7 +359,7 @@ def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
 def similarity_between(subjects: Sequence[Subject], found: Any) -> Similarity | None:
     """How alike the layers of two models are; None where they see pictures of different sizes."""
     one, other = subjects
-    reads = read_pictures(found, one.preprocessing, None, [])
+    reads = read_pictures(found, one, None, [])
     if one.preprocessing != other.preprocessing or len(reads[0].names) < FEWEST:
         return None
     inputs = [one.preprocessing.normalise(read.pictures.to(one.device)) for read in reads]

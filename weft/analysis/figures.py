@@ -103,7 +103,8 @@ def _lines(lines: Lines) -> "Figure":
     axes.set_title(_plain(title(lines)), fontsize=8)
     if lines.labels:
         axes.locator_params(axis="x", integer=True)
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1.05 if lines.kind in PARTS else 0.0))
+    most = max(value for curve in lines.curves for values in [curve.ys, *curve.spread] for value in values)
+    axes.set_ylim(0, 1.05 * max(most, 1.0 if lines.kind in PARTS else 0.0) or 1.0)
     if len(lines.curves) > 1:
         axes.legend(fontsize=7)
     return figure

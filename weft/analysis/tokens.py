@@ -21,6 +21,12 @@ class TokenMaps:
     maps: Tensor  # (B, L, h, w): each adds up to 1 over the pixels
     interactions: Tensor | None  # (B, L, h, w), likewise; None where no transformer relates the tokens
 
+    def of(self, picture: int) -> "TokenMaps":
+        """Those of one picture, (1, L, h, w), on the host."""
+        one = slice(picture, picture + 1)
+        met = None if self.interactions is None else self.interactions[one].cpu()
+        return TokenMaps(self.name, self.maps[one].cpu(), met)
+
 
 def token_maps(layers: "Sequence[LayerAttention]") -> list[TokenMaps]:
     """The maps of every VT module among the `layers` that `attention_of` found; none in models without such modules."""
