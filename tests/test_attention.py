@@ -1,5 +1,6 @@
 """Attention that is read against what the layers do with it: weights times values are their answers."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import weft
 from tests.conftest import randomise
 from tests.variants import SWITCHES
-from weft.analysis import LayerAttention, attention_layers, attention_of, left_out, record_attention
+from weft.analysis import LayerAttention, attention_layers, attention_of, left_out, record_attention, rollout
+from weft.analysis.attention_readers import taps_of
 from weft.errors import WeftError
-from weft.kernels import op, switch
+from weft.kernels import linear, op, switch
+from weft.kernels.watch import bare
 from weft.models import ceit, cetnet, cswin, cvt, pvt, vt
 from weft.models.performer import SoftmaxAttention
 
@@ -166,10 +169,25 @@ def test_answers_stay_the_same_to_the_last_bit(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_answers_stay_the_same_on_the_paths_of_a_gpu(name, gpu_paths):
-    model, pictures = make(name)
-    check_unchanged(model, pictures)
-    check_unchanged(weft.fuse(model), pictures)
+def test_answers_stay_the_same_on_the_paths_of_a_gpu(name, gpu_paths, monkeypatch):
+    """Which are taken as ever: no module has a hook that they read instead of calling it."""
+    read = set()
+
+    def noting(*modules, types=()):
+        read.update(modules)
+        return bare(*modules, types=types)
+
+    for module in [
+        module for key, module in sys.modules.items() if key.startswith("weft.") and hasattr(module, "bare")
+    ]:
+        if module is not linear:  # in inference it calls the layers, whoever watches
+            monkeypatch.setattr(module, "bare", noting)
+    plain, pictures = make(name)
+    for model in (plain, weft.fuse(plain)):
+        read.clear()
+        check_unchanged(model, pictures)
+        assert read
+        assert not read & {module for tap in taps_of(model)[0] for module in tap.watched}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -273,8 +291,11 @@ def test_a_segmenter_with_vt_fpn_is_read_whole():
 
     backbone = timm.create_model("vt_resnet_nano", **SWITCHES["vt"][1])
     model = make_segmenter(backbone, "vt-fpn", 3, channels=32, token_dim=64).eval()
-    kinds = [layer.kind for layer in attention_of(model, torch.randn(1, 3, 64, 64)) if "pyramid" in layer.name]
+    layers = attention_of(model, torch.randn(1, 3, 64, 64))
+    kinds = [layer.kind for layer in layers if "pyramid" in layer.name]
     assert kinds == ["tokenizer"] * 4 + ["tokens"] + ["projector"] * 4
+    with pytest.raises(WeftError, match="relates the tokens of several maps"):
+        rollout(layers)
 
 
 def test_a_replayed_or_compiled_model_is_read_as_the_model_in_it():

@@ -11,9 +11,9 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
+import weft
 from tests.variants import SMALL, SWITCHES
 from weft.analysis import (
     CKA,
@@ -66,7 +66,8 @@ def test_uniform_attention_has_the_numbers_that_arithmetic_says(height, width, k
     asking, asked = grid(height, width), grid(key_height, key_width, cells=2)
     layer = uniform(Tokens(extra, asking), Tokens(extra, asked))
     (numbers,) = attention_numbers([layer])
-    wanted = cdist(asking.centers().numpy(), asked.centers().numpy()).mean()
+    pairs = list(itertools.product(asking.centers().tolist(), asked.centers().tolist()))
+    wanted = sum(math.dist(a, b) for a, b in pairs) / len(pairs)
     assert numbers.entropy.heads == pytest.approx([math.log(extra + key_height * key_width)] * 2)
     assert numbers.distance is not None
     assert numbers.local_ratio is not None
@@ -199,6 +200,7 @@ def test_rollout_of_ceit_starts_in_all_layers():
     parts = mean_map(lca)[:, 0] / 2 + torch.tensor([0, 0, 0.5])
     wanted = torch.einsum("bl,lbp->bp", parts, torch.stack(behind))
     torch.testing.assert_close(rollout([*blocks, lca]).flatten(1), wanted)
+    assert torch.equal(rollout([*blocks, lca], query=(3, 3)), rollout(blocks, query=(3, 3)))
     with pytest.raises(WeftError, match="lca asks 3 layers, and 2 are given"):
         rollout([*blocks[1:], lca])
 
@@ -292,6 +294,8 @@ def test_similarity_of_the_layers_of_models():
         feature_similarity(model, batches, ["block.1"])
     with pytest.raises(WeftError, match="at least 4 pictures"):
         feature_similarity(model, [torch.randn(3, 3, 32, 32)])
+    with pytest.raises(WeftError, match=r"stages.2 was not called; a fused model leaves layers out"):
+        feature_similarity(weft.fuse(other), batches)
 
 
 # Robustness -----------------------------------------------------------------------------------------------------

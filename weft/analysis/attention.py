@@ -140,9 +140,9 @@ def attention_of(model: nn.Module, pictures: Tensor, layers: Sequence[str] | Non
 def record_attention(
     model: nn.Module, size: tuple[int, int], layers: Sequence[str] | None = None
 ) -> Iterator[list[LayerAttention]]:
-    """Inside the `with`, a pass of `model` over pictures of this height and width fills the list that is returned.
+    """Reads the pass that `model` makes, inside the `with`, over pictures of this height and width.
 
-    A layer that runs twice is kept as it was the last time.
+    The list is filled at the end of the `with`. A layer that runs twice is kept as it was the last time.
     """
     model = _bare_model(model)
     found: dict[str, LayerAttention] = {}

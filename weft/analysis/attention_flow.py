@@ -77,8 +77,8 @@ def ask(layer: LayerAttention, parts: Tensor) -> Tensor:
     """(B, queries) parts -> (B, keys): whom they come from by the attention of this layer, padding left out."""
     asked = parts.new_zeros(layer.pictures, len(layer.keys))
     for start, rows in layer.chunks():
-        whole = rows / rows.sum(dim=3, keepdim=True)
-        asked += torch.einsum("bq,bhqk->bk", parts[:, start : start + rows.shape[2]], whole) / layer.heads
+        shares = parts[:, None, start : start + rows.shape[2]] / rows.sum(dim=3) / layer.heads  # (B, heads, queries)
+        asked += torch.einsum("bhq,bhqk->bk", shares, rows)
     return asked
 
 
@@ -98,6 +98,8 @@ def _back_map(state: _State, layer: LayerAttention) -> None:
 
 def _back_layers(state: _State, layer: LayerAttention) -> None:
     """CeiT's LCA: half of the answer is the last class token, half are those of all layers."""
+    if not state.extra.shape[1]:  # a pixel is asked
+        return
     asked = ask(layer, state.extra)
     asked[:, -1:] += state.extra
     state.later = list((asked / 2).split(1, dim=1))
@@ -105,6 +107,8 @@ def _back_layers(state: _State, layer: LayerAttention) -> None:
 
 
 def _back_tokens(state: _State, layer: LayerAttention) -> None:
+    if state.tokens.shape[1] != len(layer.queries):
+        raise WeftError(f"{layer.name} relates the tokens of several maps, and rollout follows one map.")
     state.tokens = (state.tokens + ask(layer, state.tokens)) / 2
 
 

@@ -44,15 +44,17 @@ class Scores:
         scores = (q * self.scale) @ k.transpose(2, 3)
         if self.place is None:
             return scores.softmax(dim=3)
-        here = self.place[start:stop]
-        windows = scores.unflatten(3, (-1, self.area))  # (B, heads, rows, windows, area)
+        here, count = self.place[start:stop], len(self.place)
+        window = here // self.area
+        own = scores.unflatten(3, (-1, self.area)).take_along_dim(window.view(1, 1, -1, 1, 1), dim=3).squeeze(3)
         if self.bias is not None:
-            window = here // self.area if len(self.bias) > 1 else torch.zeros_like(here)
-            bias = self.bias[window, :, here % self.area]  # (rows, heads, area)
-            windows += bias.to(wide).transpose(0, 1).unsqueeze(2)
-        others = torch.arange(windows.shape[3], device=here.device) != (here // self.area)[:, None]
-        windows.masked_fill_(others[:, :, None], float("-inf"))
-        return scores.softmax(dim=3)[..., self.place]
+            bias = self.bias[window if len(self.bias) > 1 else 0 * window, :, here % self.area]  # (rows, heads, area)
+            own += bias.to(wide).transpose(0, 1)
+        pixel = self.place.new_full((k.shape[2],), count)  # of each key; padding comes behind all
+        pixel[self.place] = torch.arange(count, device=pixel.device)
+        columns = pixel.view(-1, self.area)[window].expand_as(own)  # (B, heads, rows, area)
+        weights = own.new_zeros(*own.shape[:3], count + 1)
+        return weights.scatter_(3, columns, own.softmax(dim=3))[..., :count]
 
 
 @dataclass(frozen=True)

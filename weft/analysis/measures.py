@@ -75,8 +75,8 @@ def attention_entropy(layer: LayerAttention) -> Measure:
     """In nats. Looking at all keys alike has log(keys), which VT compares its tokenizers with."""
 
     def of_rows(rows: Tensor, _: int) -> Tensor:
-        whole = rows / rows.sum(dim=3, keepdim=True)
-        return -torch.special.xlogy(whole, whole).sum(dim=3)
+        total = rows.sum(dim=3)  # 1, but for padding
+        return total.log() - torch.special.xlogy(rows, rows).sum(dim=3) / total
 
     return Measure(_per_head(layer, of_rows, 0, len(layer.queries)), math.log(len(layer.keys)))
 
@@ -102,13 +102,12 @@ def local_ratio(layer: LayerAttention) -> Measure | None:
     if queries is None or keys is None:
         return None
     near = nearest(keys, queries).to(layer.device)  # (queries,)
-    places = torch.arange(keys.height * keys.width, device=layer.device)
+    rows, columns = (torch.arange(side, device=layer.device) for side in (keys.height, keys.width))
 
     def neighbours(part: slice) -> Tensor:
         here = near[part, None]
-        down = (here // keys.width - places // keys.width).abs()
-        right = (here % keys.width - places % keys.width).abs()
-        return (torch.maximum(down, right) <= 1).double()
+        down, right = (here // keys.width - rows).abs() <= 1, (here % keys.width - columns).abs() <= 1
+        return (down[:, :, None] & right[:, None, :]).flatten(1).float()
 
     return _over_pairs(layer, neighbours)
 
@@ -125,14 +124,14 @@ def foreground_attention(layer: LayerAttention, masks: Tensor) -> Measure | None
     cover = _coverage(masks.to(layer.device), layer.keys.grid)
 
     def of_rows(rows: Tensor, _: int) -> Tensor:
-        return torch.einsum("bhqk,bk->bhq", _on_map(layer, rows), cover.to(rows.dtype))
+        return _on_map(layer, rows, cover[:, None, None].to(rows.dtype))
 
     stop = layer.queries.extra or len(layer.queries)
     return Measure(_per_head(layer, of_rows, 0, stop), float(cover.mean()))
 
 
 def _per_head(layer: LayerAttention, of_rows: Callable[[Tensor, int], Tensor], start: int, stop: int) -> list[float]:
-    """Mean over pictures and queries of what `of_rows` makes of rows, (B, heads, queries), and of their first index."""
+    """Mean over pictures and queries of the (B, heads, queries) that `of_rows` makes of rows and their first index."""
     total = torch.zeros(layer.heads, dtype=torch.float64, device=layer.device)
     for first, rows in layer.chunks(start, stop):
         total += of_rows(rows, first).double().sum(dim=(0, 2))
@@ -140,12 +139,15 @@ def _per_head(layer: LayerAttention, of_rows: Callable[[Tensor, int], Tensor], s
 
 
 def _over_pairs(layer: LayerAttention, value: Callable[[slice], Tensor]) -> Measure:
-    """Mean of `value`, (queries of a slice, keys), of which pairs of tokens of the maps have one, as they attend."""
+    """Mean of what pairs of tokens of the maps have, as much as one looks at the other.
+
+    `value` gives it for a slice of the queries that have places: (queries, keys).
+    """
     extra = layer.queries.extra
 
     def of_rows(rows: Tensor, first: int) -> Tensor:
         here = value(slice(first - extra, first - extra + rows.shape[2]))
-        return (_on_map(layer, rows) * here.to(rows.dtype)).sum(dim=3)
+        return _on_map(layer, rows, here.to(rows.dtype))
 
     stop, count = len(layer.queries), len(layer.queries) - extra
     means = (value(slice(i, i + PIECE)).mean(dim=1).sum() for i in range(0, count, PIECE))
@@ -153,10 +155,10 @@ def _over_pairs(layer: LayerAttention, value: Callable[[slice], Tensor]) -> Meas
     return Measure(_per_head(layer, of_rows, extra, stop), uniform)
 
 
-def _on_map(layer: LayerAttention, rows: Tensor) -> Tensor:
-    """What of the rows is on tokens with a place, as parts of all that is."""
+def _on_map(layer: LayerAttention, rows: Tensor, values: Tensor) -> Tensor:
+    """(B, heads, queries) means of the values that keys with a place have, weighted as they are looked at."""
     placed = rows[..., layer.keys.extra :]
-    return placed / placed.sum(dim=3, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    return (placed * values).sum(dim=3) / placed.sum(dim=3).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
 def _coverage(masks: Tensor, grid: Grid) -> Tensor:
