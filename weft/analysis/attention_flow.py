@@ -139,18 +139,26 @@ BACK = {
 
 
 def spread(parts: Tensor, source: Grid, target: Grid) -> Tensor:
-    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes to those that are nearest to it.
+    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes where its tile lies.
 
-    It is divided equally among the tokens that have no nearer one, or goes to the nearest token if there are none.
+    Keys at every second place have tiles that end in the middle of others; going to the nearest would favour some.
     """
     if source == target:
         return parts
-    device = parts.device
-    near = nearest(source, target).to(device)  # (targets,)
-    count = torch.bincount(near, minlength=parts.shape[1])
-    moved = parts[:, near] / count[near]
-    alone = (count == 0).nonzero().squeeze(1)
-    return moved.index_add(1, nearest(target, source).to(device)[alone], parts[:, alone])
+    rows, columns = (_overlap(source, target, axis).to(parts) for axis in (0, 1))
+    return torch.einsum("bij,ki,lj->bkl", parts.unflatten(1, (source.height, source.width)), rows, columns).flatten(1)
+
+
+def _overlap(source: Grid, target: Grid, axis: int) -> Tensor:
+    """(rows of `target`, rows of `source`), or of columns: the part of each tile of `source` in each of `target`.
+
+    What lies outside of all goes to those that are met, and a tile that meets none to the nearest.
+    """
+    a, b = (g.start[axis] + g.step[axis] * torch.arange((g.height, g.width)[axis]) for g in (source, target))
+    apart = (b[:, None] - a).abs().double()
+    shared = ((source.step[axis] + target.step[axis]) / 2 - apart).clamp(0, min(source.step[axis], target.step[axis]))
+    shared[apart.argmin(dim=0), torch.arange(len(a))] += 1e-9  # tiles that meet none
+    return shared / shared.sum(dim=0)
 
 
 def nearest(grid: Grid, others: Grid) -> Tensor:
