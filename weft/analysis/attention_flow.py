@@ -152,13 +152,21 @@ def spread(parts: Tensor, source: Grid, target: Grid) -> Tensor:
 def _overlap(source: Grid, target: Grid, axis: int) -> Tensor:
     """(rows of `target`, rows of `source`), or of columns: the part of each tile of `source` in each of `target`.
 
-    What lies outside of all goes to those that are met, and a tile that meets none to the nearest.
+    The outer tiles of both reach as far as the outermost one.
     """
-    a, b = (g.start[axis] + g.step[axis] * torch.arange((g.height, g.width)[axis]) for g in (source, target))
-    apart = (b[:, None] - a).abs().double()
-    shared = ((source.step[axis] + target.step[axis]) / 2 - apart).clamp(0, min(source.step[axis], target.step[axis]))
-    shared[apart.argmin(dim=0), torch.arange(len(a))] += 1e-9  # tiles that meet none
-    return shared / shared.sum(dim=0)
+    edges = [_edges(grid, axis) for grid in (source, target)]
+    first, last = min(e[0] for e in edges), max(e[-1] for e in edges)
+    for e in edges:
+        e[0], e[-1] = first, last
+    a, b = edges
+    shared = torch.minimum(a[1:], b[1:, None]) - torch.maximum(a[:-1], b[:-1, None])
+    return shared.clamp(min=0) / (a[1:] - a[:-1])
+
+
+def _edges(grid: Grid, axis: int) -> Tensor:
+    """Where the tiles of rows or columns begin and end: one number more than there are tiles."""
+    count = (grid.height, grid.width)[axis]
+    return grid.start[axis] + grid.step[axis] * (torch.arange(count + 1, dtype=torch.float64) - 0.5)
 
 
 def nearest(grid: Grid, others: Grid) -> Tensor:
