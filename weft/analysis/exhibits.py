@@ -48,18 +48,19 @@ READING = {
     ),
     "distance": (
         "Attention distance",
-        "The mean distance, in pixels, from a token to what it attends to; each dot is a head, the line their mean."
+        "The mean distance, in pixels, from a token to what it attends to; lines are means of the heads, which figures show"
+        " as dots."
         " Low in early layers means that attention does what a convolution could do for less.",
     ),
     "local-ratio": (
         "Local attention",
-        "The part of the attention that stays in the 3 x 3 neighbourhood of its token; each dot is a head, the line"
-        " their mean. The dashed line is what attention without any preference would have.",
+        "The part of the attention that stays in the 3 x 3 neighbourhood of its token, the mean of the heads. Beside it"
+        " stands what attention without any preference would have.",
     ),
     "entropy": (
         "Entropy of attention",
-        "Entropy divided by that of even attention: 1 looks at everything alike, 0 at a single token. Each dot is a"
-        " head, the line their mean.",
+        "Entropy divided by that of even attention: 1 looks at everything alike, 0 at a single token. Lines are means of"
+        " the heads, which figures show as dots.",
     ),
     "foreground": (
         "Attention on the foreground",
