@@ -126,7 +126,7 @@ def _row(data: str, run: Path, explanation: Explanation) -> str:
     best = read_history(run).best or {}
     scores = {"val_top1": "top-1", "val_miou": "mIoU", "val_mask_ap": "mask AP", "val_box_ap": "box AP"}
     score = next((f"{name} {100 * best[key]:.1f} %" for key, name in scores.items() if best.get(key) is not None), "")
-    size = " x ".join(map(str, explanation.subject.preprocessing.size))
+    size = " x ".join(map(str, explanation.views[0].pixels.shape[:2]))
     return f"| {data} | `{explanation.subject.name}` | {size} | {score} | {explanation.pictures} |"
 
 

@@ -246,10 +246,9 @@ def test_spreading_divides_equally():
 
 
 def test_spreading_favours_no_place():
-    """Keys at every second token, as CvT has them, lie on the tokens 0, 2, 4: the odd ones are shared by two."""
-    source, target = Grid(1, 8, (1, 2), (0.5, 0.5)), Grid(1, 16, (1, 1), (0.5, 0.5))
-    moved = spread(torch.ones(1, 8), source, target)
-    torch.testing.assert_close(moved[0, 2:13], torch.full((11,), 0.5))
+    """Keys at every second token, as CvT has them, have their centres on the tokens 0, 2, 4, and so on."""
+    source, target = Grid(3, 8, (5, 2), (0.5, 0.5)), Grid(5, 16, (3, 1), (0.5, 0.5))
+    torch.testing.assert_close(spread(torch.ones(1, 24), source, target), torch.full((1, 80), 24 / 80))
 
 
 # CKA ------------------------------------------------------------------------------------------------------------

@@ -139,34 +139,22 @@ BACK = {
 
 
 def spread(parts: Tensor, source: Grid, target: Grid) -> Tensor:
-    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes where its tile lies.
+    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes to those that it shares area with.
 
-    Keys at every second place have tiles that end in the middle of others; going to the nearest would favour some.
+    Tokens have equal tiles of the picture here, so that even parts stay even. By their centres, of which strided keys
+    have the first at the picture's edge, some places would be favoured in every layer.
     """
     if source == target:
         return parts
-    rows, columns = (_overlap(source, target, axis).to(parts) for axis in (0, 1))
+    rows = _overlap(source.height, target.height).to(parts)
+    columns = _overlap(source.width, target.width).to(parts)
     return torch.einsum("bij,ki,lj->bkl", parts.unflatten(1, (source.height, source.width)), rows, columns).flatten(1)
 
 
-def _overlap(source: Grid, target: Grid, axis: int) -> Tensor:
-    """(rows of `target`, rows of `source`), or of columns: the part of each tile of `source` in each of `target`.
-
-    The outer tiles of both reach as far as the outermost one.
-    """
-    edges = [_edges(grid, axis) for grid in (source, target)]
-    first, last = min(e[0] for e in edges), max(e[-1] for e in edges)
-    for e in edges:
-        e[0], e[-1] = first, last
-    a, b = edges
-    shared = torch.minimum(a[1:], b[1:, None]) - torch.maximum(a[:-1], b[:-1, None])
-    return shared.clamp(min=0) / (a[1:] - a[:-1])
-
-
-def _edges(grid: Grid, axis: int) -> Tensor:
-    """Where the tiles of rows or columns begin and end: one number more than there are tiles."""
-    count = (grid.height, grid.width)[axis]
-    return grid.start[axis] + grid.step[axis] * (torch.arange(count + 1, dtype=torch.float64) - 0.5)
+def _overlap(source: int, target: int) -> Tensor:
+    """(target, source): the part of each of `source` equal pieces of a length that is in each of `target` others."""
+    a, b = (torch.linspace(0, 1, count + 1, dtype=torch.float64) for count in (source, target))
+    return source * (torch.minimum(a[1:], b[1:, None]) - torch.maximum(a[:-1], b[:-1, None])).clamp(min=0)
 
 
 def nearest(grid: Grid, others: Grid) -> Tensor:

@@ -48,9 +48,8 @@ READING = {
     ),
     "distance": (
         "Attention distance",
-        "The mean distance, in pixels, from a token to what it attends to; lines are means of the heads, which figures show"
-        " as dots."
-        " Low in early layers means that attention does what a convolution could do for less.",
+        "The mean distance, in pixels, from a token to what it attends to; lines are means of the heads, which figures"
+        " show as dots. Low in early layers means that attention does what a convolution could do for less.",
     ),
     "local-ratio": (
         "Local attention",
@@ -59,8 +58,8 @@ READING = {
     ),
     "entropy": (
         "Entropy of attention",
-        "Entropy divided by that of even attention: 1 looks at everything alike, 0 at a single token. Lines are means of"
-        " the heads, which figures show as dots.",
+        "Entropy divided by that of even attention: 1 looks at everything alike, 0 at a single token. Lines are means"
+        " of the heads, which figures show as dots.",
     ),
     "foreground": (
         "Attention on the foreground",
