@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader pictures-given bench-gpu clean
+.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs gallery bench bench-loader pictures-given bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -41,6 +41,10 @@ catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `wef
 docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures again (about three minutes)
 	$(BIN)/python -m docs.counts
 	$(BIN)/python -m docs.draw
+
+gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks)
+	@test -n "$(RUNS)" || { echo 'Say which runs: make gallery RUNS="runs/a runs/b"'; exit 2; }
+	$(BIN)/python -m docs.gallery --runs $(RUNS) --foreground $(FOREGROUND)
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results

@@ -245,6 +245,12 @@ def test_spreading_divides_equally():
     assert spread(torch.tensor([[4.0, 8.0]]), source, target).tolist() == [[1, 1, 2, 2, 1, 1, 2, 2]]
 
 
+def test_spreading_favours_no_place():
+    """Keys at every second token, as CvT has them, have their centres on the tokens 0, 2, 4, and so on."""
+    source, target = Grid(3, 8, (5, 2), (0.5, 0.5)), Grid(5, 16, (3, 1), (0.5, 0.5))
+    torch.testing.assert_close(spread(torch.ones(1, 24), source, target), torch.full((1, 80), 24 / 80))
+
+
 # CKA ------------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
 from weft.cli_bench import bench
+from weft.cli_explain import explain
 from weft.cli_results import evaluate, predict
 from weft.errors import WeftError, check_writable, did_you_mean
 from weft.terminal import Flag, Keys, check_out, progress_of
@@ -25,6 +26,7 @@ app = App(name="weft", help="Convolutions woven into vision transformers.", vers
 
 app.command(evaluate, name="eval")
 app.command(predict)
+app.command(explain)
 app.command(bench)
 
 

@@ -6,10 +6,10 @@ Both read pictures through the loader, the preprocessing and the batches of trai
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import timm
@@ -30,6 +30,9 @@ from weft.models.folder import open_model
 from weft.pictures import Found, Progress, reading_workers
 from weft.predict_dense import DensePredictor
 from weft.tasks.classify import EVAL_BATCH
+
+if TYPE_CHECKING:
+    from weft.explaining import Explained
 
 DENSE = {"segment": "weft.analysis.segments", "detect": "weft.analysis.detections"}  # imported where there is need
 
@@ -91,6 +94,30 @@ class Predictor:
             for i, why in done.bad:
                 predictions[i] = replace(predictions[i], error=why)
         return predictions
+
+    def explain(
+        self,
+        pictures: Any,
+        *,
+        against: "Predictor | DensePredictor | None" = None,
+        layers: Sequence[str] = (),
+        masks: str | os.PathLike[str] = "",
+        progress: Progress | None = None,
+    ) -> "Explained":
+        """Looks into the model by pictures, given as for `predict`: Grad-CAM, attention, receptive fields, numbers.
+
+        Args:
+            against: another model, to be shown side by side.
+            layers: of Grad-CAM, by their names in the model; by default the last that the answer depends on.
+            masks: a folder with a mask for each picture, of the same name; whatever is not 0 is foreground.
+
+        Returns:
+            What was found, with `.exhibits()` and `.write(folder)`.
+        """
+        from weft.explaining import explain_subjects, subject_of
+
+        subjects = [subject_of(predictor) for predictor in (self, against) if predictor is not None]
+        return explain_subjects(subjects, pictures, layers=layers, masks=masks, progress=progress)
 
     def _run(
         self, source: Any, indices: np.ndarray, batch: int, workers: int, progress: Progress | None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from weft.data.transforms import Preprocessing
 from weft.errors import check_positive
 from weft.pictures import Found, Progress, reading_workers
 from weft.tasks.task import Task
+
+if TYPE_CHECKING:
+    from weft.explaining import Explained
 
 CHUNK = 2**26  # numbers that exist at once while answers are brought to a picture's size
 SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
@@ -76,6 +79,12 @@ class DensePredictor:
         that. `score`: objects that the model is less sure of are left out.
         """
         return list(self.stream(Found(pictures, self.task.name), score, batch, workers, progress))
+
+    def explain(self, pictures: Any, **options: Any) -> "Explained":
+        """What of `Predictor.explain` applies, with the same options."""
+        from weft.predict import Predictor
+
+        return Predictor.explain(self, pictures, **options)  # pyright: ignore[reportArgumentType]
 
     @torch.no_grad()
     def stream(

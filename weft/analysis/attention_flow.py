@@ -139,18 +139,22 @@ BACK = {
 
 
 def spread(parts: Tensor, source: Grid, target: Grid) -> Tensor:
-    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes to those that are nearest to it.
+    """(B, tokens of `source`) -> (B, tokens of `target`): each token's part goes to those that it shares area with.
 
-    It is divided equally among the tokens that have no nearer one, or goes to the nearest token if there are none.
+    Tokens have equal tiles of the picture here, so that even parts stay even. By their centres, of which strided keys
+    have the first at the picture's edge, some places would be favoured in every layer.
     """
     if source == target:
         return parts
-    device = parts.device
-    near = nearest(source, target).to(device)  # (targets,)
-    count = torch.bincount(near, minlength=parts.shape[1])
-    moved = parts[:, near] / count[near]
-    alone = (count == 0).nonzero().squeeze(1)
-    return moved.index_add(1, nearest(target, source).to(device)[alone], parts[:, alone])
+    rows = _overlap(source.height, target.height).to(parts)
+    columns = _overlap(source.width, target.width).to(parts)
+    return torch.einsum("bij,ki,lj->bkl", parts.unflatten(1, (source.height, source.width)), rows, columns).flatten(1)
+
+
+def _overlap(source: int, target: int) -> Tensor:
+    """(target, source): the part of each of `source` equal pieces of a length that is in each of `target` others."""
+    a, b = (torch.linspace(0, 1, count + 1, dtype=torch.float64) for count in (source, target))
+    return source * (torch.minimum(a[1:], b[1:, None]) - torch.maximum(a[:-1], b[:-1, None])).clamp(min=0)
 
 
 def nearest(grid: Grid, others: Grid) -> Tensor:

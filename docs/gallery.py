@@ -1,0 +1,153 @@
+"""Writes docs/gallery.md: what `weft explain` shows, of runs on real data, and how to read it. Run by `make gallery`.
+
+Runs on the same data are shown side by side. The pictures are some that a run kept for validation; where they have
+masks, these say what foreground is.
+"""
+
+import argparse
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from PIL import Image
+
+from weft.analysis.exhibits import READING, Exhibit, exhibits
+from weft.analysis.explain import SHOWN as DRAWN
+from weft.analysis.explain import Explanation, Subject, explain, similarity_between
+from weft.analysis.figures import SETTINGS, draw, file_stem
+from weft.analysis.overlay import background
+from weft.config import Config, override, read_yaml
+from weft.explaining import subject_of
+from weft.files import write_atomic, write_text
+from weft.predict import find_pictures, load
+from weft.report import data_name, read_history
+
+PAGE = Path(__file__).with_name("gallery.md")
+SHOWN = 4  # pictures in a figure
+ONCE = ("heads", "tokens")  # kinds of which one picture of each model is enough
+HEAD = """# Gallery: what `weft explain` shows
+
+Written by `docs/gallery.py` from the runs below, on pictures that they kept for validation. `weft explain RUN PICTURES`
+makes the same of your run and your pictures, as a page, as PNG and SVG, and as numbers in `explain.json`; with
+`--against OTHER` it shows two models side by side.
+"""
+
+
+class Some:
+    """Some pictures of a source, from all its classes in turn, named by class and file."""
+
+    def __init__(self, source: Any, indices: np.ndarray, count: int):
+        order = indices[np.argsort(_labels(source)[indices], kind="stable")] if source.task == "classify" else indices
+        even = order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
+        step = max(1, len(even) // DRAWN)  # the first pictures, which are drawn, come from everywhere
+        self.source, self.indices = source, np.concatenate([even[i::step] for i in range(step)])
+        self.names = [f"{self._label(i)}/{Path(source.names[i]).stem}" for i in self.indices]
+
+    def _label(self, index: int) -> str:
+        return self.source.classes[int(_labels(self.source)[index])] if self.source.task == "classify" else ""
+
+    def open(self, index: int) -> Any:
+        return self.source.open(int(self.indices[index]))
+
+    def masks(self, folder: Path, foreground: Sequence[str]) -> dict[str, Path] | None:
+        """What is of the `foreground` classes, by default of all but the background; None where nothing says it."""
+        classes = self.source.classes
+        named = [i for i, name in enumerate(classes) if name in foreground]
+        plain = background(classes)
+        chosen = named or ([i for i in range(len(classes)) if i not in plain] if plain else [])
+        if self.source.task != "segment" or not chosen:
+            return None
+        files = {}
+        for name, index in zip(self.names, self.indices, strict=True):
+            files[Path(name).stem] = folder / f"{Path(name).stem}.png"
+            mask = np.isin(self.source.target(int(index)), chosen)
+            Image.fromarray(255 * mask.astype(np.uint8)).save(files[Path(name).stem])
+        return files
+
+
+def _labels(source: Any) -> np.ndarray:
+    return source.labels.argmax(axis=1) if source.multilabel else source.labels
+
+
+def look(runs: Sequence[Path], count: int, foreground: Sequence[str]) -> tuple[list[Explanation], Any]:
+    """What is found out about runs on the same data."""
+    source, indices, _ = find_pictures(runs[0])
+    some = Some(source, indices, count)
+    subjects = [_named(subject_of(load(run)), run, runs) for run in runs]
+    with tempfile.TemporaryDirectory() as folder:
+        masks = some.masks(Path(folder), foreground)
+        found = [explain(subject, some, masks=masks) for subject in subjects]
+    for explanation in found:
+        explanation.views = explanation.views[:: max(1, len(explanation.views) // SHOWN)][:SHOWN]
+    return found, similarity_between(subjects[:2], some) if len(subjects) > 1 else None
+
+
+def _named(subject: Subject, run: Path, runs: Sequence[Path]) -> Subject:
+    names = [subject_of(load(other)).name for other in runs]
+    return replace(subject, name=f"{subject.name} ({run.name})") if names.count(subject.name) > 1 else subject
+
+
+def chosen(found: Sequence[Exhibit]) -> list[Exhibit]:
+    """All exhibits, but of some kinds only the first of each model."""
+    kept, seen = [], set()
+    for exhibit in found:
+        key = exhibit.kind, exhibit.detail.rpartition(", ")[0]
+        if exhibit.kind not in ONCE or key not in seen:
+            kept.append(exhibit)
+        seen.add(key)
+    return kept
+
+
+def write(runs: Sequence[Path], pictures: Path, count: int, foreground: Sequence[str]) -> None:
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for run in runs:
+        groups[data_name(override(Config(), read_yaml(run / "config.yaml")).data.source)].append(run)
+    pictures.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, list[tuple[str, str]]] = defaultdict(list)  # kind -> (data, file)
+    rows = []
+    for data, some in groups.items():
+        explanations, cross = look(some, count, foreground)
+        rows += [_row(data, run, explanation) for run, explanation in zip(some, explanations, strict=True)]
+        for exhibit in chosen(exhibits(explanations, cross)):
+            file = pictures / f"{re.sub(r'[^a-z0-9]+', '-', data.lower())}-{file_stem(exhibit)}.webp"
+            with matplotlib.rc_context(SETTINGS):
+                write_atomic(file, lambda path, e=exhibit: draw(e).savefig(path, dpi=130, pil_kwargs={"quality": 82}))
+            figures[exhibit.kind].append((f"{data}{': ' if exhibit.detail else ''}{exhibit.detail}", file.name))
+    write_text(PAGE, page(rows, figures, pictures.name))
+
+
+def _row(data: str, run: Path, explanation: Explanation) -> str:
+    best = read_history(run).best or {}
+    scores = {"val_top1": "top-1", "val_miou": "mIoU", "val_mask_ap": "mask AP", "val_box_ap": "box AP"}
+    score = next((f"{name} {100 * best[key]:.1f} %" for key, name in scores.items() if best.get(key) is not None), "")
+    size = " x ".join(map(str, explanation.views[0].pixels.shape[:2]))
+    return f"| {data} | `{explanation.subject.name}` | {size} | {score} | {explanation.pictures} |"
+
+
+def page(rows: Sequence[str], figures: dict[str, list[tuple[str, str]]], folder: str) -> str:
+    table = ["| data | model | pixels | validation | pictures looked at |", "| --- | --- | --- | --- | --- |", *rows]
+    parts = [HEAD, "\n".join(table)]
+    for kind, (title, reading) in READING.items():
+        if kind in figures:
+            shown = "\n\n".join(
+                f"{what}\n\n![{title}, {what}](pictures/{folder}/{file})" for what, file in figures[kind]
+            )
+            parts.append(f"## {title}\n\n{reading}\n\n{shown}")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, required=True, help="run folders; those on the same data side by side"
+    )
+    parser.add_argument("--count", type=int, default=64, help="pictures that numbers are taken over")
+    parser.add_argument("--foreground", nargs="*", default=[], help="classes of masks that are foreground")
+    options = parser.parse_args()
+    write(options.runs, PAGE.parent / "pictures" / "gallery", options.count, options.foreground)

@@ -1,0 +1,229 @@
+"""`weft explain`: what it writes, for every task, and what it says where something is wrong."""
+
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import weft
+from docs import gallery
+from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
+from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
+from weft.analysis.explain import explain, label_of, read_pictures
+from weft.analysis.figures import write_figures
+from weft.analysis.heat import INK, heat, mark, over, shown, squares
+from weft.explaining import find_masks, open_subject
+from weft.pictures import Found
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("explain") / "pictures", each=4, side=24)
+
+
+@pytest.fixture(scope="module")
+def run(pictures):
+    return tiny_run(pictures, pictures.parent / "run", epochs=1, img_size=24).folder
+
+
+# The command --------------------------------------------------------------------------------------------------------
+
+
+def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command, monkeypatch):
+    monkeypatch.setattr("weft.analysis.explain.CLOSELY", 1)  # drawing takes the time
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for number in range(4):
+        Image.fromarray(np.pad(np.full((12, 12), 255, np.uint8), 6)).save(masks / f"{number}.png")
+    out, shown_files = tmp_path / "out", (pictures / "class 0", tmp_path / "broken.png")
+    code, text, err = command("explain", run, *shown_files, "--masks", masks, "--against", "ceit_nano", "--out", out)
+    assert code == 0, err
+    assert "cvt_nano: 4 pictures, 1 unreadable" in text
+    assert f"Wrote {out / 'explain.html'}" in text
+
+    page = (out / "explain.html").read_text(encoding="utf-8")
+    assert "ceit_nano, random weights:</b> nothing of it is learned" in page
+    assert "broken.png" in page
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)  # it stands alone
+
+    content = json.loads((out / "explain.json").read_text(encoding="utf-8"))
+    ours, other = content["models"]
+    assert (ours["model"], ours["trained"], ours["pictures"]) == ("cvt_nano", True, 4)
+    assert (other["model"], other["trained"]) == ("ceit_nano, random weights", False)
+    assert [len(model["shown"]) for model in content["models"]] == [4, 4]
+    assert ours["shown"][0]["truth"] == "class 0"
+    assert np.shape(ours["shown"][0]["grad_cam"]["stages.2.embed"]) == (3, 3)
+    area = 12**2 / 24**2  # of the masks, which even attention hits
+    assert ours["attention"][0]["foreground"]["uniform"] == pytest.approx(area, abs=0.02)
+    assert {row["kind"] for row in ours["robustness"]} == {"scale", "shift"}
+    assert content["similarity_between"]["rows"] != content["similarity_between"]["columns"]
+
+    kinds = {
+        "grad-cam",
+        "rollout",
+        "receptive-field",
+        "distance",
+        "local-ratio",
+        "entropy",
+        "foreground",
+        "scale",
+        "shift",
+    }
+    for kind in kinds:
+        assert Image.open(out / f"{kind}.png").width > 300
+        assert "svg" in ElementTree.parse(out / f"{kind}.svg").getroot().tag
+    assert len(list(out.glob("heads-*.svg"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere/run", "x.png"], ["nowhere/run does not exist", "run or model folder"]),
+        (["cvt_13x", "x.png"], ["no model 'cvt_13x'", "Did you mean 'cvt_13'"]),
+        (["RUN"], ["No pictures given"]),
+        (["RUN", "missing.png"], ["None of the 1 pictures can be read", "missing.png"]),
+        (["RUN", "BROKEN"], ["None of the 1 pictures can be read", "broken.png"]),
+        (["RUN", "PICTURES", "--layer", "stages.9"], ["no layer 'stages.9'"]),
+        (["RUN", "PICTURES", "--layer", "head"], ["no map of the picture"]),
+        (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is no folder of masks"]),
+        (["RUN", "PICTURES", "--out", "RUN"], ["already exists"]),
+        (["RUN", "PICTURES", "--device", "tpu9"], ["tpu9"]),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, words, run, pictures, tmp_path, command):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    known = {"RUN": run, "PICTURES": pictures, "BROKEN": tmp_path / "broken.png"}
+    out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
+    refused(command("explain", *(known.get(word, word) for word in arguments), *out), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_is_light(command):
+    code, text, _ = command("explain", "--help")
+    assert code == 0
+    assert all(word in text for word in ("--against", "--masks", "--layer", "--out"))
+
+
+# In Python ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_explains_itself_and_stays_as_it_is(run, pictures):
+    model = weft.load(run, "cpu")
+    before = model.predict(str(pictures))
+    explained = model.explain(str(pictures / "class 2"), layers=["stages.0", "stages.1"], against=weft.load(run, "cpu"))
+    assert model.predict(str(pictures)) == before
+    assert [e.subject.name for e in explained.explanations] == ["cvt_nano (1)", "cvt_nano (2)"]
+    assert list(explained.explanations[0].views[0].cams) == ["stages.0", "stages.1"]
+    np.testing.assert_allclose(np.diag(explained.cross.cka), 1, atol=1e-6)  # a model beside itself
+    first, second = (e.fields for e in explained.explanations)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.values, other.values)
+
+
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_what_applies_to_masks_and_boxes(task, tmp_path):
+    head, layout = {"segment": ("fpn", "masks"), "detect": ("faster-rcnn", "coco")}[task]
+    data = make_squares(tmp_path / "data", layout, count=6)
+    tiny_run(data, tmp_path / "run", **dense(head, epochs=1))
+    files = data / ("images" if task == "segment" else "train2017")
+    (explanation,) = weft.load(tmp_path / "run", "cpu").explain(str(files)).explanations
+    assert explanation.fields
+    assert explanation.attention
+    if task == "segment":
+        assert explanation.views[0].answer in weft.load(tmp_path / "run", "cpu").classes
+        assert explanation.views[0].cams
+    else:
+        assert explanation.views[0].cams == {}
+        assert any("which a detector does not have" in note for note in explanation.notes)
+    assert any("classifiers" in note for note in explanation.notes)
+
+
+def test_a_name_is_a_model_with_random_weights(pictures):
+    subject = open_subject("vt_resnet_nano", "cpu")
+    assert not subject.trained
+    again = open_subject("vt_resnet_nano", "cpu")
+    for one, other in zip(subject.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)  # the same ones every time
+    explanation = explain(subject, Found(str(pictures / "class 0" / "0.png")))
+    found = exhibits([explanation])
+    tokens = next(exhibit for exhibit in found if exhibit.kind == "tokens")
+    assert [name for name, _ in tokens.rows] == ["vt.0\nmade of", "vt.0\nmeets", "vt.1\nmade of", "vt.1\nmeets"]
+    assert any("at least 4 pictures" in note for note in explanation.notes)
+    assert {exhibit.kind for exhibit in found} <= READING.keys()
+    assert all(title(exhibit) and reading(exhibit).count(".") >= 2 for exhibit in found)
+
+
+def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_path):
+    subject = open_subject(str(run), "cpu")
+    (tmp_path / "deep").mkdir()
+    left = np.zeros((24, 24), np.uint8)
+    left[:, :12] = 7
+    Image.fromarray(left).save(tmp_path / "deep" / "0.png")
+    bad = []
+    (read,) = read_pictures(Found(str(pictures / "class 0")), subject, find_masks(tmp_path), bad)
+    assert read.masks is not None
+    assert read.masks[0].float().mean() == pytest.approx(0.5, abs=0.03)
+    assert not read.masks[0, :, -1].any()
+    assert [why for _, why in bad] == ["has no mask of the same name"] * 3
+
+
+# Drawing ------------------------------------------------------------------------------------------------------------
+
+
+def test_colours_follow_the_values():
+    picture = np.full((10, 20, 3), 128, np.uint8)
+    values = np.zeros((2, 4))
+    values[0, 3] = 1
+    painted = over(picture, values)
+    assert painted.shape == (112, 224, 3) == shown(picture).shape
+    brightness = painted.sum(axis=2)
+    assert np.unravel_index(brightness.argmax(), brightness.shape) > (0, 168)
+    assert (heat(values)[:56, 168:] == heat(values)[0, -1]).all()
+    marked = mark(painted, (5, 10), (10, 20))
+    assert (marked[58, 118] == INK).all()
+    framed = squares(np.zeros((100, 100, 3), np.uint8), (50, 50), (25.0, 25.0), [10.0])
+    assert np.argwhere((framed == INK).all(axis=2)).min(axis=0).tolist() == [40, 40]
+
+
+def test_figures_have_names_of_their_own_and_no_dates(tmp_path):
+    panel = Panel(np.zeros((8, 8, 3), np.uint8), "costs $5 or $6")
+    found = [
+        Sheet("grad-cam", "a/b", ["x"], [("one", [panel, Panel(None)])]),
+        Sheet("grad-cam", "a b", [], [("two", [panel])]),
+        Lines("entropy", "", "layer", "y", [Curve("m", [1, 2], [0.5, 1], [[0.4, 0.6], [1, 1]])], []),
+        Matrix("similarity", "m", ["a"], ["b", "c"], np.array([[0.2, 1.0]])),
+    ]
+    (tmp_path / "again").mkdir()
+    stems = write_figures(found, tmp_path)
+    assert stems == ["grad-cam-a-b-1", "grad-cam-a-b-2", "entropy", "similarity-m"]
+    write_figures(found, tmp_path / "again")
+    for stem in stems:
+        for ending in ("png", "svg"):
+            assert (tmp_path / f"{stem}.{ending}").read_bytes() == (
+                tmp_path / "again" / f"{stem}.{ending}"
+            ).read_bytes()
+    assert "costs $5 or $6" in (tmp_path / "grad-cam-a-b-1.svg").read_text(encoding="utf-8")
+
+
+def test_the_gallery_shows_runs_on_their_own_pictures(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "PAGE", tmp_path / "gallery.md")
+    gallery.write([run], tmp_path / "pictures" / "gallery", count=4, foreground=[])
+    page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
+    assert "`cvt_nano` | 24 x 24 | top-1" in page
+    files = re.findall(r"\]\((pictures/gallery/.*?)\)", page)
+    assert len(files) > 6
+    assert all((tmp_path / file).stat().st_size > 500 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("data/val/bus/1.png", 1), ("T-shirt/top/2.png", 0), ("x/bus/y/3.png", -1)]
+)
+def test_the_folder_of_a_picture_may_name_its_class(name, label, run):
+    subject = replace(open_subject(str(run), "cpu"), classes=["T-shirt/top", "bus", "us"])
+    assert label_of(subject, name) == label

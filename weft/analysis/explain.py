@@ -1,0 +1,367 @@
+"""Looks into a model: what it decides by, what its attention does, how far it sees. Pictures in, numbers out.
+
+`exhibits` says how the findings are shown, `figures` and `explain_page` draw them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.analysis import (
+    AttentionNumbers,
+    Robustness,
+    Similarity,
+    attention_layers,
+    attention_numbers,
+    attention_of,
+    feature_similarity,
+    left_out,
+    mean_numbers,
+    robustness,
+    rollout,
+)
+from weft.analysis.maps import block_layers, default_layer
+from weft.analysis.overlay import visible
+from weft.analysis.receptive import Field, receptive_fields
+from weft.analysis.saliency import grad_cam
+from weft.analysis.similarity import FEWEST
+from weft.analysis.tokens import TokenMaps, token_maps
+from weft.data.read import BadPicture
+from weft.data.transforms import Preprocessing
+from weft.errors import WeftError
+
+BATCH = 8
+MOST = 256  # pictures that the numbers are taken over
+SHOWN = 8  # pictures that are drawn
+CLOSELY = 3  # of these, pictures whose heads and tokens are drawn
+SHOWN_LAYERS = 3  # attention layers whose heads are drawn
+FIELD_PICTURES = 16  # that the receptive field is averaged over
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to look into, in eval mode on its device, and how it sees pictures."""
+
+    name: str
+    model: nn.Module  # of a detector the backbone
+    preprocessing: Preprocessing
+    classes: list[str]
+    task: str = "classify"
+    multilabel: bool = False
+    trained: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What one token attends to in each head of a layer."""
+
+    layer: str
+    maps: np.ndarray  # (heads, h, w)
+    asked: tuple[int, int] | None  # the pixel whose token it is; None: the class token
+
+
+@dataclass
+class View:
+    """One picture as a model sees it."""
+
+    name: str
+    pixels: np.ndarray  # (H, W, 1 or 3) uint8
+    answer: str = ""  # the class whose Grad-CAM is shown
+    sureness: float | None = None
+    truth: str = ""  # where it is known
+    cams: dict[str, np.ndarray] = field(default_factory=dict)  # layer -> (h, w), the largest is 1
+    rollout: np.ndarray | None = None  # (h, w)
+    heads: list[Heads] = field(default_factory=list)
+    tokens: list[TokenMaps] = field(default_factory=list)  # of this picture alone: (1, L, h, w)
+
+
+@dataclass
+class Explanation:
+    """What was found out about one model."""
+
+    subject: Subject
+    layers: list[str]  # of Grad-CAM
+    views: list[View] = field(default_factory=list)
+    pictures: int = 0  # that were read
+    bad: list[tuple[str, str]] = field(default_factory=list)  # pictures that were not, and why
+    fields: list[Field] = field(default_factory=list)
+    attention: list[AttentionNumbers] = field(default_factory=list)
+    similarity: Similarity | None = None
+    robustness: list[Robustness] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what does not apply, and why
+
+    def lines(self) -> Iterator[str]:
+        """The answers and the most telling numbers, for a terminal."""
+        read = f"{self.pictures} pictures" + (f", {len(self.bad)} unreadable" if self.bad else "")
+        yield f"{self.subject.name}: {read}"
+        for view in self.views:
+            if view.answer:
+                truth = f" (truth: {view.truth})" if view.truth else ""
+                yield f"  {view.name}: {view.answer} {100 * (view.sureness or 0):.0f} %{truth}"
+        for last in self.fields[-1:]:
+            yield f"  receptive field of {last.layer}: half of it in {last.side(0.5) ** 2:.0f} pixels"
+        distances = [row.distance.mean for row in self.attention if row.distance and row.kind == "map"]
+        if distances:
+            yield f"  attention distance: {distances[0]:.1f} pixels in the first layer, {distances[-1]:.1f} in the last"
+        for note in self.notes:
+            yield f"  {note}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, and the small maps behind the pictures, for JSON."""
+        return {
+            "model": self.subject.name,
+            "task": self.subject.task,
+            "trained": self.subject.trained,
+            "pictures": self.pictures,
+            "unreadable": [{"name": name, "error": why} for name, why in self.bad],
+            "shown": [_view_dict(view) for view in self.views],
+            "receptive_fields": [one.numbers() for one in self.fields],
+            "attention": [asdict(numbers) for numbers in self.attention],
+            "similarity": asdict(self.similarity) if self.similarity else None,
+            "robustness": [asdict(row) for row in self.robustness],
+            "notes": self.notes,
+        }
+
+
+def _view_dict(view: View) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": view.name, "answer": view.answer, "sureness": view.sureness, "truth": view.truth}
+    row["grad_cam"] = {layer: _listed(cam) for layer, cam in view.cams.items()}
+    row["rollout"] = None if view.rollout is None else _listed(view.rollout)
+    return row
+
+
+def _listed(values: np.ndarray) -> list[Any]:
+    return np.round(values.astype(np.float64), 5).tolist()
+
+
+# The pictures -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Read:
+    """Pictures of one size, ready for the model."""
+
+    names: list[str]
+    labels: list[int]  # the classes of the pictures; -1: not known
+    pictures: Tensor  # (B, C, h, w) as `preprocessing.picture` gives them
+    masks: Tensor | None  # (B, h, w) bool: what is foreground
+
+
+def read_pictures(
+    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]]
+) -> list[Read]:
+    """The first `MOST` of them, in batches; those that cannot be read go to `bad`."""
+    reads: list[Read] = []
+    for i, name in enumerate(found.names[:MOST]):
+        try:
+            picture = subject.preprocessing.picture(found.open(i))[None]
+            mask = None if masks is None else _mask(masks, name, subject.preprocessing)[None]
+        except BadPicture as error:
+            bad.append((name, str(error)))
+            continue
+        row, last = Read([name], [label_of(subject, name)], picture, mask), reads[-1] if reads else None
+        if last and len(last.names) < BATCH and last.pictures.shape[1:] == picture.shape[1:]:
+            reads[-1] = _joined(last, row)
+        else:
+            reads.append(row)
+    if not reads:
+        why = f": {bad[0][0]}: {bad[0][1]}" if bad else "; name files, folders or patterns"
+        raise WeftError(f"None of the {len(found.names)} pictures can be read{why}.")
+    return reads
+
+
+def _joined(one: Read, other: Read) -> Read:
+    masks = None if one.masks is None or other.masks is None else torch.cat([one.masks, other.masks])
+    pictures = torch.cat([one.pictures, other.pictures])
+    return Read(one.names + other.names, one.labels + other.labels, pictures, masks)
+
+
+def label_of(subject: Subject, name: str) -> int:
+    """The class that the folder of a picture names, which may itself have a / in it; -1: none."""
+    folder = os.path.dirname(name.replace("\\", "/"))
+    fitting = [c for c in subject.classes if f"/{folder}".endswith(f"/{c}")] if subject.task == "classify" else []
+    return subject.classes.index(max(fitting, key=len)) if fitting else -1
+
+
+def _mask(masks: Mapping[str, Path], name: str, preprocessing: Preprocessing) -> Tensor:
+    """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0 is foreground."""
+    stem = PurePath(name).stem
+    if stem not in masks:
+        raise BadPicture("has no mask of the same name")
+    cut = replace(preprocessing, channels=1, depth=8, mean=(0.0,), std=(1.0,), interpolation="nearest")
+    return cut.picture(masks[stem])[0] > 0
+
+
+# The findings -------------------------------------------------------------------------------------------------------
+
+
+def explain(
+    subject: Subject,
+    found: Any,
+    *,
+    layers: Sequence[str] = (),
+    masks: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Everything that applies to this model, and a note on what does not.
+
+    Args:
+        found: `weft.pictures.Found`.
+        layers: of Grad-CAM; by default the one that `default_layer` knows.
+        masks: a file for each picture, by the picture's name without folder and ending.
+    """
+    explanation = Explanation(subject, list(layers))
+    reads = read_pictures(found, subject, masks, explanation.bad)
+    explanation.pictures = sum(len(read.names) for read in reads)
+    if len(found.names) > MOST:
+        explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
+    steps = list(_steps(explanation, reads))
+    for done, step in enumerate(steps):
+        step()
+        if progress:
+            progress(done + 1, len(steps))
+    return explanation
+
+
+def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[Callable[[], None]]:
+    """The steps of the work, each of which adds to the explanation."""
+    subject, notes, model = explanation.subject, explanation.notes, explanation.subject.model
+    inputs = [subject.preprocessing.normalise(read.pictures.to(subject.device)) for read in reads]
+    if subject.task == "detect":
+        notes.append("Grad-CAM asks for one score of a picture, which a detector does not have.")
+    else:
+        explanation.layers = explanation.layers or [default_layer(model)]
+    readable = attention_layers(model)
+    if not readable:
+        notes.append("None of the model's layers has attention that could be read.")
+    notes += [f"{name}: {why}" for name, why in left_out(model).items()]
+
+    measured: list[list[AttentionNumbers]] = []
+
+    def look(read: Read, x: Tensor) -> None:
+        found = attention_of(model, x) if readable else []
+        if found:
+            measured.append(attention_numbers(found, masks=read.masks.to(x.device) if read.masks is not None else None))
+        room = SHOWN - len(explanation.views)
+        if room > 0:
+            explanation.views += views(explanation, read, x, found)[:room]
+
+    def summarise() -> None:
+        explanation.attention = mean_numbers(measured) if measured else []
+
+    def fields() -> None:
+        some = [x for batch in inputs for x in batch.split(1) if x.shape[1:] == inputs[0].shape[1:]]
+        explanation.fields = receptive_fields(model, torch.cat(some[:FIELD_PICTURES]))
+
+    def similarity() -> None:
+        explanation.similarity = feature_similarity(model, inputs, block_layers(model))
+
+    def robust() -> None:
+        labels = [torch.tensor(read.labels) for read in reads]
+        known = all(bool((label >= 0).all()) for label in labels)
+        batches = [(x, label.to(x.device) if known else None) for x, label in zip(inputs, labels, strict=True)]
+        explanation.robustness = robustness(model, batches)
+
+    for read, x in zip(reads, inputs, strict=True):
+        yield lambda read=read, x=x: look(read, x)
+    yield summarise
+    yield fields
+    if len(inputs[0]) >= FEWEST:
+        yield similarity
+    else:
+        notes.append(f"The similarity of layers needs at least {FEWEST} pictures of one size.")
+    if subject.task == "classify" and not subject.multilabel:
+        yield robust
+    else:
+        notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
+
+
+def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> list[View]:
+    """The pictures of one batch as the model sees them; `found` is its attention."""
+    subject, answers = explanation.subject, _answers(explanation.subject, x)
+    classes, sureness = answers or (None, None)
+    cams = {layer: grad_cam(subject.model, x, layer, classes).cpu() for layer in explanation.layers}
+    rolled, tokens = _rollout(explanation, found), token_maps(found)
+    maps = [layer for layer in found if layer.kind == "map" and layer.keys.grid is not None]
+    chosen = [maps[i] for i in np.linspace(0, len(maps) - 1, min(SHOWN_LAYERS, len(maps))).round().astype(int)]
+    rows = []
+    for i, (name, label) in enumerate(zip(read.names, read.labels, strict=True)):
+        view = View(name, visible(read.pictures[i], brighten=True), truth=subject.classes[label] if label >= 0 else "")
+        if classes is not None and sureness is not None:
+            view.answer, view.sureness = subject.classes[int(classes[i])], float(sureness[i])
+        view.cams = {layer: _to_one(cam[i]) for layer, cam in cams.items()}
+        view.rollout = None if rolled is None else rolled[i].numpy()
+        if len(explanation.views) + i < CLOSELY:
+            point = _strongest(next(iter(view.cams.values()), np.zeros((1, 1))), (x.shape[2], x.shape[3]))
+            view.heads = [_heads(layer, i, point) for layer in chosen]
+            view.tokens = [module.of(i) for module in tokens]
+        rows.append(view)
+    return rows
+
+
+def _rollout(explanation: Explanation, found: list[Any]) -> Tensor | None:
+    """(B, h, w), or None and a note where attention does not lead back to the picture."""
+    try:
+        return rollout(found).cpu() if found else None
+    except WeftError as error:
+        if str(error) not in explanation.notes:
+            explanation.notes.append(str(error))
+        return None
+
+
+@torch.no_grad()
+def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part."""
+    if subject.task == "detect":
+        return None
+    answer = subject.model(x)
+    if subject.task == "segment":
+        given = answer["out"].argmax(dim=1).flatten(1)  # (B, h * w)
+        classes = given.mode(dim=1).values
+        return classes, (given == classes[:, None]).float().mean(dim=1)
+    scores = answer.double().sigmoid() if subject.multilabel else answer.double().softmax(dim=1)
+    sureness, classes = scores.max(dim=1)
+    return classes, sureness
+
+
+def _to_one(values: Tensor) -> np.ndarray:
+    return (values / values.max().clamp(min=1e-30)).float().numpy()
+
+
+def _strongest(values: np.ndarray, size: tuple[int, int]) -> tuple[int, int]:
+    """The pixel where a map is largest, the middle where it is the same everywhere."""
+    if values.max() == values.min():
+        return size[0] // 2, size[1] // 2
+    row, column = divmod(int(values.argmax()), values.shape[1])
+    return int((row + 0.5) * size[0] / values.shape[0]), int((column + 0.5) * size[1] / values.shape[1])
+
+
+def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
+    """Of the class token or, where there is none, of the place at `point`."""
+    query = 0 if layer.queries.extra else layer.queries.grid.index(*point)
+    row = layer.rows(query, query + 1)[picture, :, 0, layer.keys.extra :]
+    maps = row.unflatten(1, (layer.keys.grid.height, layer.keys.grid.width)).float().cpu().numpy()
+    return Heads(layer.name, maps, None if layer.queries.extra else point)
+
+
+def similarity_between(subjects: Sequence[Subject], found: Any) -> Similarity | None:
+    """How alike the layers of two models are; None where they see pictures of different sizes."""
+    one, other = subjects
+    reads = read_pictures(found, one, None, [])
+    if one.preprocessing != other.preprocessing or len(reads[0].names) < FEWEST:
+        return None
+    inputs = [one.preprocessing.normalise(read.pictures.to(one.device)) for read in reads]
+    layers = [block_layers(subject.model) for subject in subjects]
+    return feature_similarity(one.model, inputs, layers[0], other.model, layers[1])

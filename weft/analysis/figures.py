@@ -1,0 +1,127 @@
+"""Exhibits as PNG and SVG files for papers, drawn by matplotlib: white ground, text that can be edited, no dates."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.analysis.exhibits import Exhibit, Lines, Matrix, Panel, Sheet, title
+from weft.analysis.heat import COLOURS
+from weft.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+PARTS = ("scale", "shift", "entropy")  # from 0 to 1
+PANEL, GAP, LINE = 1.35, 0.06, 0.13  # inches: a panel, between two, a line of text
+INKS = ("#1f6f78", "#d98032", "#7a5ea8", "#5a6776")  # the accents of the pages
+SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "axes.spines.top": False}
+SETTINGS |= {"axes.spines.right": False, "legend.frameon": False}
+
+
+def write_figures(exhibits: Sequence[Exhibit], folder: Path) -> list[str]:
+    """Each exhibit as `NAME.png` and `NAME.svg` in the folder; the names, without endings."""
+    import matplotlib
+
+    stems = [file_stem(exhibit) for exhibit in exhibits]
+    stems = [stem if stems.count(stem) == 1 else f"{stem}-{i + 1}" for i, stem in enumerate(stems)]
+    with matplotlib.rc_context(SETTINGS):
+        for exhibit, stem in zip(exhibits, stems, strict=True):
+            figure = draw(exhibit)
+            for ending in FORMATS:
+                options: Any = (
+                    {"metadata": {"Date": None}} if ending == "svg" else {"pil_kwargs": {"compress_level": 4}}
+                )
+                save = partial(figure.savefig, dpi=200, **options)
+                write_atomic(folder / f"{stem}.{ending}", save)
+    return stems
+
+
+def file_stem(exhibit: Exhibit) -> str:
+    return re.sub(r"[^\w.]+", "-", f"{exhibit.kind} {exhibit.detail}".strip()).strip("-.")
+
+
+def draw(exhibit: Exhibit) -> "Figure":
+    if isinstance(exhibit, Sheet):
+        return _sheet(exhibit)
+    return _lines(exhibit) if isinstance(exhibit, Lines) else _matrix(exhibit)
+
+
+def _figure(width: float, height: float, layout: str | None = "constrained") -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)  # pyright: ignore[reportArgumentType]
+
+
+def _sheet(sheet: Sheet) -> "Figure":
+    """Places are computed: matplotlib would take minutes to find them for a hundred panels."""
+    columns = max(len(panels) for _, panels in sheet.rows)
+    heights = [PANEL * max(_aspect(panel) for panel in panels) for _, panels in sheet.rows]
+    below = 0.06 + LINE * max((len(panel.caption.splitlines()) for _, row in sheet.rows for panel in row), default=0)
+    left = 0.1 + LINE * max(len(name.splitlines()) for name, _ in sheet.rows)
+    above = LINE * max((len(name.splitlines()) for name in sheet.columns), default=0) + 0.05
+    width, height = left + columns * (PANEL + GAP), above + sum(heights) + below * len(heights)
+    figure, top = _figure(width, height, layout=None), height - above
+    for i, name in enumerate(sheet.columns):
+        x = left + i * (PANEL + GAP) + PANEL / 2
+        figure.text(x / width, (top + 0.03) / height, _plain(name), ha="center", va="bottom")
+    for (name, panels), tall in zip(sheet.rows, heights, strict=True):
+        middle = (top - tall / 2) / height
+        figure.text((left - 0.05) / width, middle, _plain(name), ha="right", va="center", rotation=90, fontsize=6.5)
+        for i, panel in enumerate(panels):
+            if panel.pixels is not None:
+                x, high = left + i * (PANEL + GAP), PANEL * _aspect(panel)
+                axes = figure.add_axes((x / width, (top - high) / height, PANEL / width, high / height))
+                axes.imshow(panel.pixels, interpolation="nearest", aspect="auto")
+                axes.set_axis_off()
+                place = (x + PANEL / 2) / width, (top - high - 0.02) / height
+                figure.text(*place, _plain(panel.caption), ha="center", va="top", fontsize=7)
+        top -= tall + below
+    return figure
+
+
+def _aspect(panel: Panel) -> float:
+    return 0.0 if panel.pixels is None else panel.pixels.shape[0] / panel.pixels.shape[1]
+
+
+def _lines(lines: Lines) -> "Figure":
+    figure = _figure(3.6, 2.6)
+    axes = figure.subplots()
+    for i, curve in enumerate(curve for curve in lines.curves if not curve.dashed):
+        ink = INKS[i % len(INKS)]
+        axes.plot(curve.xs, curve.ys, color=ink, marker="o" if not curve.spread else "", ms=3, label=_plain(curve.name))
+        for x, values in zip(curve.xs, curve.spread, strict=False):
+            axes.plot([x] * len(values), values, ".", color=ink, ms=3.5, alpha=0.45)
+    for i, curve in enumerate(curve for curve in lines.curves if curve.dashed):
+        axes.plot(curve.xs, curve.ys, "--", color=INKS[i % len(INKS)], lw=0.9, label=_plain(curve.name))
+    axes.set_xlabel(lines.x_name)
+    axes.set_ylabel(lines.y_name)
+    axes.set_title(_plain(title(lines)), fontsize=8)
+    if lines.labels:
+        axes.locator_params(axis="x", integer=True)
+    most = max(value for curve in lines.curves for values in [curve.ys, *curve.spread] for value in values)
+    axes.set_ylim(0, 1.05 * max(most, 1.0 if lines.kind in PARTS else 0.0) or 1.0)
+    if len(lines.curves) > 1:
+        axes.legend(fontsize=7)
+    return figure
+
+
+def _matrix(matrix: Matrix) -> "Figure":
+    side = max(2.6, 0.19 * max(matrix.values.shape) + 1.4)
+    figure = _figure(side + 0.6, side)
+    axes = figure.subplots()
+    image = axes.imshow(matrix.values, cmap=COLOURS, vmin=0, vmax=1)
+    axes.set_xticks(np.arange(len(matrix.columns)), [_plain(name) for name in matrix.columns], rotation=90, fontsize=6)
+    axes.set_yticks(np.arange(len(matrix.rows)), [_plain(name) for name in matrix.rows], fontsize=6)
+    axes.set_title(_plain(title(matrix)), fontsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Without what matplotlib takes for a formula."""
+    return text.replace("$", r"\$")
