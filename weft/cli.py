@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
+from weft.cli_ablate import ablate
 from weft.cli_bench import bench
 from weft.cli_results import evaluate, predict
 from weft.errors import WeftError, check_writable, did_you_mean
@@ -26,6 +27,7 @@ app = App(name="weft", help="Convolutions woven into vision transformers.", vers
 app.command(evaluate, name="eval")
 app.command(predict)
 app.command(bench)
+app.command(ablate)
 
 
 @app.command

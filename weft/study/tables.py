@@ -220,10 +220,10 @@ def _networks(row: dict[str, Any], table: dict[str, Any], where: str) -> tuple[N
     if not _is_model(model):
         raise WeftError(f"{where}: model: there is no model {model!r}; `weft models` lists Weft's own.")
     switches = row.get("switches", {})
-    nano = row.get("nano") or (None if "model" in row else table.get("nano"))
-    if nano is None:
+    given: Any = row.get("nano") or (None if "model" in row else table.get("nano"))
+    if given is None:
         return Network(model, switches), None
-    nano = {"model": nano} if isinstance(nano, str) else nano
+    nano: dict[str, Any] = {"model": given} if isinstance(given, str) else given
     _check(nano, NANO_KEYS, (), f"{where}: nano")
     small = nano.get("model", model)
     if not _is_model(small):

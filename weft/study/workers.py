@@ -46,9 +46,9 @@ def run_cells(
 
 def places(device: str, jobs: int) -> list[str]:
     """A device for each worker; GPUs take turns."""
-    from weft.engine.device import pick_device
-
     import torch
+
+    from weft.engine.device import pick_device
 
     first = pick_device(device)
     if first.type != "cuda":
