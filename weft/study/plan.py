@@ -25,7 +25,7 @@ from weft.files import write_text
 from weft.study.cells import Cell, Result
 from weft.study.costs import Cost, count, measure
 from weft.study.tables import Network, Row, Table
-from weft.study.workers import Watch, cores, places, run_cells
+from weft.study.workers import cores, places, run_cells
 
 PLAN = "plan.json"
 OURS = {"state", "cells", "workers.txt"}  # what there is before a plan
@@ -59,6 +59,7 @@ class Plan:
     recipe: str
     img_size: int
     classes: int
+    channels: int
     pictures: int  # that train, before `fraction`
     settings: dict[str, Any]  # of every cell
     networks: dict[str, Network]  # by the name of the row
@@ -77,9 +78,7 @@ class Plan:
         return Cell(self.wish.data, network.model, seed, dict(network.switches), settings, self.recipe)
 
 
-def find_plan(
-    table: Table, wish: Wish, study: Path, seeds: int, jobs: int, device: str, say: Say, watch: Watch
-) -> Plan:
+def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, device: str, say: Say) -> Plan:
     """The plan of an earlier sitting, if it was for the same; or a new one."""
     begin = time.monotonic()
     wish = replace(wish, data=absolute(wish.data))
@@ -96,8 +95,7 @@ def find_plan(
     if wish.epochs:
         plan = replace(plan, epochs=wish.epochs)
     else:
-        rows = [row for row in table.rows if not row.missing]
-        plan = fit_into_time(plan, rows, study, seeds, jobs, device, begin, say, watch)
+        plan = fit_into_time(plan, table, study, seeds, jobs, device, begin, say)
     study.mkdir(parents=True, exist_ok=True)
     write_text(study / PLAN, json.dumps(asdict(plan), indent=2))
     say(describe(plan))
@@ -147,6 +145,7 @@ def settle(table: Table, wish: Wish, device: Any) -> Plan:
         recipe=recipe,
         img_size=base.augment.img_size,
         classes=len(data.source.classes),
+        channels=base.data.channels,
         pictures=round(len(data.split.train) / wish.fraction),
         settings=common,
         networks=networks,
@@ -167,7 +166,9 @@ def choose_network(table: Table, row: Row, wanted: str, small: bool) -> Network:
 
 def find_costs(plan: Plan, device: Any) -> dict[str, Cost]:
     speeds = measure(plan.networks, plan.img_size, device)
-    counts = {name: count(network, plan.img_size, plan.classes) for name, network in plan.networks.items()}
+    counts = {
+        name: count(network, plan.img_size, plan.classes, plan.channels) for name, network in plan.networks.items()
+    }
     return {name: replace(cost, throughput=speeds[name]) for name, cost in counts.items()}
 
 
@@ -175,57 +176,65 @@ def find_costs(plan: Plan, device: Any) -> dict[str, Cost]:
 
 
 def fit_into_time(
-    plan: Plan,
-    rows: list[Row],
-    study: Path,
-    seeds: int,
-    jobs: int,
-    device: str,
-    begin: float,
-    say: Say,
-    watch: Watch,
+    plan: Plan, table: Table, study: Path, seeds: int, jobs: int, device: str, begin: float, say: Say
 ) -> Plan:
-    """Trains every row for a few steps, and from how long that took chooses epochs and pictures for all."""
-    batch = plan.settings["run.batch"]
-    fraction = min(1.0, PILOT_STEPS * batch / (plan.pictures * plan.wish.fraction))
-    pilots = [plan.cell(row, seed=0, epochs=1, fraction=fraction) for row in rows]
-    say(f"{plan.wish.minutes:g} minutes: a few steps of each row, to see how long they take")
-    results = run_cells(study, pilots, jobs=jobs, device=device, watch=watch)
-    timed = [(row, result) for row, result in zip(rows, results, strict=True) if not result.error]
-    if not timed:
-        raise WeftError(f"No row can be trained here: {results[0].error.rstrip('.')}.")
-    left = SPARE * 60 * plan.wish.minutes - (time.monotonic() - begin)
-    epochs, part, fits = choose_length(
-        timed,
-        pictures=round(plan.pictures * plan.wish.fraction),
-        batch=batch,
-        seeds=seeds,
-        seconds=left * len(places(device, jobs)),
-    )
+    """Trains a few rows for a few steps, and from how long that took chooses epochs and pictures for all."""
+    batch, pictures = plan.settings["run.batch"], round(plan.pictures * plan.wish.fraction)
+    rows = [row for row in table.rows if not row.missing]
+    workers = len(places(device, jobs))
+    fraction = min(1.0, PILOT_STEPS * batch / pictures)
+    say(f"{plan.wish.minutes:g} minutes: a few steps first, to see how long they take")
+    pilots = choose_pilots(rows, table.base, plan.costs, workers)
+    cells = [plan.cell(row, seed=0, epochs=1, fraction=fraction) for row in pilots]
+    results = run_cells(study, cells, jobs=jobs, device=device)
+    if results[0].error:
+        raise WeftError(f"{table.base} cannot be trained here: {results[0].error.rstrip('.')}.")
+    paces = find_paces(rows, dict(zip((row.name for row in pilots), results, strict=True)), plan.costs, batch)
+    seconds = (SPARE * 60 * plan.wish.minutes - (time.monotonic() - begin)) * workers
+    epochs, part, fits = choose_length(rows, paces, pictures=pictures, batch=batch, seeds=seeds, seconds=seconds)
     if not fits:
         say(f"{plan.wish.minutes:g} minutes are too few for {many(seeds * len(rows), 'cell')}; it will take longer")
     return replace(plan, epochs=epochs, fraction=part)
 
 
-def choose_length(
-    timed: list[tuple[Row, Result]], *, pictures: int, batch: int, seeds: int, seconds: float
-) -> tuple[int, float, bool]:
-    """Epochs and part of the pictures that fill `seconds` of work, and whether the least that makes sense fits.
+def choose_pilots(rows: list[Row], base: str, costs: dict[str, Cost], workers: int) -> list[Row]:
+    """The base row and the slowest others, as many as are trained at once."""
+    others = sorted((row for row in rows if row.name != base), key=lambda row: costs[row.name].throughput or 0.0)
+    return [*(row for row in rows if row.name == base), *others[: max(0, workers - 1)]]
 
-    A cell takes what its pilot took beside its steps, and its pictures over the pilot's speed.
-    """
-    beside = sum(seeds * (result.seconds - _trained(result, batch) / result.speed) for _, result in timed)
-    epoch = sum(seeds * row.epochs * row.fraction * pictures / result.speed for row, result in timed)
+
+@dataclass(frozen=True)
+class Pace:
+    speed: float  # pictures per second in training
+    beside: float  # seconds of a cell for everything else
+
+
+def find_paces(rows: list[Row], pilots: dict[str, Result], costs: dict[str, Cost], batch: int) -> dict[str, Pace]:
+    """How fast each row trains: as its pilot did, or, by the throughputs of inference, in proportion to the first."""
+    found = {}
+    for name, result in pilots.items():
+        if not result.error:
+            trained = batch * max(row["step"] for row in result.curve)
+            found[name] = Pace(result.speed, max(0.0, result.seconds - trained / result.speed))
+    base, first = next(iter(found.items()))
+    for row in rows:
+        ratio = (costs[row.name].throughput or 0.0) / (costs[base].throughput or math.inf)
+        found.setdefault(row.name, Pace(first.speed * (ratio or 1.0), first.beside))
+    return found
+
+
+def choose_length(
+    rows: list[Row], paces: dict[str, Pace], *, pictures: int, batch: int, seeds: int, seconds: float
+) -> tuple[int, float, bool]:
+    """Epochs and part of the pictures that fill `seconds` of work, and whether the least that makes sense fits."""
+    beside = sum(seeds * paces[row.name].beside for row in rows)
+    epoch = sum(seeds * row.epochs * row.fraction * pictures / paces[row.name].speed for row in rows)
     fitting = (seconds - beside) / epoch
     if fitting >= WHOLE_EPOCHS:
         return int(fitting), 1.0, True
     least = min(1.0, LEAST_STEPS * batch / pictures)
     epochs = math.ceil(max(fitting, least))
     return epochs, round(max(fitting, least) / epochs, 4), fitting >= least
-
-
-def _trained(result: Result, batch: int) -> int:
-    return batch * max((row["step"] for row in result.curve), default=0)
 
 
 # On disk --------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def short_row(line: Line) -> list[str]:
 
 
 def long_header(study: Study) -> list[str]:
-    trained = ["parameters", "MACs", "pictures/s", f"{study.score} (mean ± sd)", "difference", "verdict"]
+    trained = ["trained: parameters", "MACs", "pictures/s", f"{study.score} (mean ± sd)", "difference", "verdict"]
     return ["row", "paper: parameters", "MACs", "top-1", "difference", "here: parameters", "MACs", *trained]
 
 
