@@ -12,7 +12,7 @@ from weft.analysis.cost import count_parameters
 from weft.analysis.papers import PAPERS
 from weft.config import Config, override
 from weft.study.costs import _plain, cost_in_paper
-from weft.study.tables import COLUMNS, Network, find_table, read_table, table_names
+from weft.study.tables import COLUMNS, Network, find_table, table_names
 
 TABLES = [find_table(name) for name in table_names()]
 ROWS = [pytest.param(table, row, id=f"{table.name}-{row.name}") for table in TABLES for row in table.rows]
@@ -143,6 +143,7 @@ def test_missing_row_stays(tmp_path):
         (("title: Mine", "title: Mine\ncolumns: [speed]"), ["columns", "'speed'", *COLUMNS]),
         (("title: Mine", "title: Mine\nbase: ever"), ["base", "'ever'", "Did you mean 'every'?"]),
         (("model: cvt_nano", "model: cvt_nan"), ["row 'none'", "model", "'cvt_nan'"]),
+        (("switches: {pos_embed: every}", "nano: cvt_nan"), ["row 'every'", "nano", "'cvt_nan'"]),
         (("model: cvt_nano\n", ""), ["row 'none'", "model is missing"]),
         (("name: every", "name: none"), ["rows", "two are called 'none'"]),
         (("switches: {pos_embed: every}", "switchs: {}"), ["row 2", "'switchs'", "Did you mean 'switches'?"]),
@@ -163,7 +164,7 @@ def test_bad_table(tmp_path, change, words):
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD.replace(*change))
     with pytest.raises(WeftError) as error:
-        read_table(file)
+        find_table(str(file))
     said = str(error.value)
     assert "\n" not in said
     assert all(word in said for word in [str(file), *words]), said

@@ -118,9 +118,9 @@ def ablate(
 
 
 def _listing() -> list[list[str]]:
-    from weft.study.tables import find_table, table_names
+    from weft.study.tables import FOLDER, read_table
 
-    tables = [find_table(name) for name in table_names()]
+    tables = [read_table(file) for file in sorted(FOLDER.glob("*.yaml"))]
     rows = [[table.name, table.source, table.title, str(len(table.rows))] for table in tables]
     return [["table", "paper", "what", "rows"], *rows]
 

@@ -39,14 +39,24 @@ def count(network: Network, img_size: int, classes: int = 1000, channels: int = 
     return Cost(count_parameters(model), round(macs / 1e9, 6))
 
 
-def measure(networks: Mapping[str, Network], img_size: int, device: torch.device) -> dict[str, float | None]:
-    """Pictures per second of inference, each network timed in every round; None of one that does not run."""
+def measure(
+    networks: Mapping[str, Network], img_size: int, device: torch.device, threads: int
+) -> dict[str, float | None]:
+    """Pictures per second of inference, each network timed in every round; None of one that does not run.
+
+    On a CPU with as many threads as a cell has for its training.
+    """
     gpu = device.type == "cuda"
     settings = bench.Settings(
         batch=256 if gpu else 16, img_size=img_size, dtype="bf16" if gpu else "fp32", device=str(device)
     )
-    contenders = [bench.Contender(name, settings, _ready(network, settings)) for name, network in networks.items()]
-    times = bench.race(contenders, SECONDS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        contenders = [bench.Contender(name, settings, _ready(network, settings)) for name, network in networks.items()]
+        times = bench.race(contenders, SECONDS)
+    finally:
+        torch.set_num_threads(before)
     return {name: settings.batch / min(found) if found else None for name, found in times.items()}  # the calmest round
 
 

@@ -16,6 +16,7 @@ import torch
 from weft.config import Config, override
 from weft.data.findings import many
 from weft.data.sources import fingerprint
+from weft.engine.build import check_name
 from weft.engine.choose import SMALL, choose_recipe, fill
 from weft.engine.device import World, pick_device
 from weft.engine.recipes import find_recipe
@@ -25,9 +26,10 @@ from weft.files import write_text
 from weft.study.cells import Cell, Result
 from weft.study.costs import Cost, count, measure
 from weft.study.tables import Network, Row, Table
-from weft.study.workers import cores, places, run_cells
+from weft.study.workers import cores, places, run_cells, threads
 
 PLAN = "plan.json"
+OWN_SIZES = ("", "nano", "paper")  # of the table's networks; all else is a model's name
 OURS = {"state", "cells", "workers.txt"}  # what there is before a plan
 QUICK_EPOCHS = 30  # up to so many, light augmentation is better
 PILOT_STEPS = 8  # of a short training of each row, which says how long an epoch takes
@@ -91,7 +93,7 @@ def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, devi
     if study.exists() and not {entry.name for entry in study.iterdir()} <= OURS:
         raise WeftError(f"{study} already exists and holds no study; choose another --out.")
     plan = settle(table, wish, pick_device(device))
-    plan = replace(plan, costs=find_costs(plan, pick_device(device)))
+    plan = replace(plan, costs=find_costs(plan, pick_device(device), jobs))
     if wish.epochs:
         plan = replace(plan, epochs=wish.epochs)
     else:
@@ -113,6 +115,10 @@ def describe(plan: Plan) -> str:
 
 def settle(table: Table, wish: Wish, device: Any) -> Plan:
     """Opens the data and decides what a run would decide for the base row; the other rows follow it."""
+    if wish.model not in OWN_SIZES:
+        check_name(wish.model)
+    if wish.recipe:
+        find_recipe(wish.recipe)  # which says what exists
     given = {"data.source": wish.data, "data.fraction": wish.fraction, **wish.settings}
     if wish.img_size:
         given["augment.img_size"] = wish.img_size
@@ -156,7 +162,7 @@ def settle(table: Table, wish: Wish, device: Any) -> Plan:
 def choose_network(table: Table, row: Row, wanted: str, small: bool) -> Network:
     """The row's network at the size that is trained."""
     assert row.full is not None
-    if wanted not in ("", "nano", "paper"):
+    if wanted not in OWN_SIZES:
         replaced = row.full.model == table.model  # rows that name their own model keep it
         return Network(wanted, row.full.switches) if replaced else row.full
     if small and row.nano is None and wanted == "nano":
@@ -164,8 +170,8 @@ def choose_network(table: Table, row: Row, wanted: str, small: bool) -> Network:
     return row.nano if small and row.nano is not None else row.full
 
 
-def find_costs(plan: Plan, device: Any) -> dict[str, Cost]:
-    speeds = measure(plan.networks, plan.img_size, device)
+def find_costs(plan: Plan, device: torch.device, jobs: int) -> dict[str, Cost]:
+    speeds = measure(plan.networks, plan.img_size, device, threads(places(str(device), jobs)))
     counts = {
         name: count(network, plan.img_size, plan.classes, plan.channels) for name, network in plan.networks.items()
     }

@@ -21,7 +21,6 @@ A row that cannot be made here says why under `missing`, and stays in the table.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +77,28 @@ def table_names() -> list[str]:
 
 
 def find_table(name: str) -> Table:
-    """One of the papers' by its name, or any YAML file by its path."""
+    """One of the papers' by its name, or any YAML file by its path; with models that exist."""
     if name in table_names():
-        return read_table(FOLDER / f"{name}.yaml")
+        return check_models(FOLDER / f"{name}.yaml")
     if Path(name).suffix in (".yaml", ".yml"):
-        return read_table(Path(name))
+        return check_models(Path(name))
     raise WeftError(f"No table is called {name!r}; `weft ablate` lists them." + did_you_mean(name, table_names()))
+
+
+def check_models(file: Path) -> Table:
+    """The table of a file, once all its models were found."""
+    table = read_table(file)
+
+    import timm
+
+    import weft.models  # noqa: F401  registers them
+
+    for row in table.rows:
+        for network, key in ((row.full, "model"), (row.nano, "nano")):
+            if network is not None and not timm.is_model(network.model.split(".")[0]):
+                said = f"{key}: there is no model {network.model!r}; `weft models` lists Weft's own."
+                raise WeftError(f"{file}: row {row.name!r}: {said}")
+    return table
 
 
 # Reading --------------------------------------------------------------------------------------------------------
@@ -217,24 +232,10 @@ def _networks(row: dict[str, Any], table: dict[str, Any], where: str) -> tuple[N
     model = row.get("model", table.get("model"))
     if not model:
         raise WeftError(f"{where}: model is missing, and the table names none.")
-    if not _is_model(model):
-        raise WeftError(f"{where}: model: there is no model {model!r}; `weft models` lists Weft's own.")
     switches = row.get("switches", {})
     given: Any = row.get("nano") or (None if "model" in row else table.get("nano"))
     if given is None:
         return Network(model, switches), None
     nano: dict[str, Any] = {"model": given} if isinstance(given, str) else given
     _check(nano, NANO_KEYS, (), f"{where}: nano")
-    small = nano.get("model", model)
-    if not _is_model(small):
-        raise WeftError(f"{where}: nano: there is no model {small!r}; `weft models` lists Weft's own.")
-    return Network(model, switches), Network(small, {**switches, **nano.get("switches", {})})
-
-
-@cache
-def _is_model(name: str) -> bool:
-    import timm
-
-    import weft.models  # noqa: F401  registers them
-
-    return timm.is_model(name.split(".")[0])
+    return Network(model, switches), Network(nano.get("model", model), {**switches, **nano.get("switches", {})})
