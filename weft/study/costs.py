@@ -57,6 +57,9 @@ def measure(
         times = bench.race(contenders, SECONDS)
     finally:
         torch.set_num_threads(before)
+    if gpu:
+        del contenders
+        torch.cuda.empty_cache()  # for the workers
     return {name: settings.batch / min(found) if found else None for name, found in times.items()}  # the calmest round
 
 

@@ -86,13 +86,13 @@ def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, devi
     wish = replace(wish, data=absolute(wish.data))
     earlier = read_plan(study)
     if earlier is not None:
-        plan = settle(table, wish, torch.device(earlier.device))  # the same networks, wherever it goes on
+        plan = settle(table, wish, torch.device(earlier.device), workers=1)  # the same networks, wherever it goes on
         check_same(earlier, plan, study)
         say(f"{study}: on with {describe(earlier)}")
         return replace(earlier, networks=plan.networks)
     if study.exists() and not {entry.name for entry in study.iterdir()} <= OURS:
         raise WeftError(f"{study} already exists and holds no study; choose another --out.")
-    plan = settle(table, wish, pick_device(device))
+    plan = settle(table, wish, pick_device(device), len(places(device, jobs)))
     plan = replace(plan, costs=find_costs(plan, pick_device(device), jobs))
     if wish.epochs:
         plan = replace(plan, epochs=wish.epochs)
@@ -106,14 +106,14 @@ def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, devi
 
 def describe(plan: Plan) -> str:
     part = plan.fraction * plan.wish.fraction
-    pictures = f"{plan.pictures:,} pictures" if part == 1 else f"{part:.3g} of {plan.pictures:,} pictures"
+    pictures = f"{plan.pictures:,} pictures" if part == 1 else f"{100 * part:.3g} % of {plan.pictures:,} pictures"
     return f"{many(plan.epochs, 'epoch')} of {pictures} at {plan.img_size} pixels, recipe {plan.recipe}"
 
 
 # What does not depend on time ---------------------------------------------------------------------------------------
 
 
-def settle(table: Table, wish: Wish, device: Any) -> Plan:
+def settle(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan:
     """Opens the data and decides what a run would decide for the base row; the other rows follow it."""
     if wish.model not in OWN_SIZES:
         check_name(wish.model)
@@ -142,7 +142,7 @@ def settle(table: Table, wish: Wish, device: Any) -> Plan:
 
     base = filled(networks[table.base], {})
     common = {"augment.img_size": base.augment.img_size, "run.batch": base.run.batch, "run.minutes": 0.0}
-    common |= {"data.workers": 0 if device.type == "cpu" else max(1, min(8, cores() // 2))}
+    common |= {"data.workers": 0 if device.type == "cpu" else max(1, min(8, cores() // workers))}
     common |= dict(wish.settings)
     networks = {name: Network(network.model, filled(network, common).model.args) for name, network in networks.items()}
     return Plan(

@@ -23,8 +23,9 @@ def write_reports(study: Study, folder: Path) -> None:
         "ablate.html.j2",
         study=study,
         title=title(study.table),
-        header=long_header(study),
-        rows=[(line, long_row(line)) for line in study.lines],
+        result_header=result_header(study),
+        results=[(line, result_row(line)) for line in study.lines],
+        costs=[cost_row(line) for line in study.lines],
         notes=notes(study),
         forest=Forest(study.lines),
         describe=describe(study.plan),
@@ -36,7 +37,7 @@ def write_reports(study: Study, folder: Path) -> None:
 
 
 def short_header(study: Study) -> list[str]:
-    return ["row", "parameters", "MACs", "pictures/s", f"{study.score} (mean ± sd)", "difference", "verdict", "paper"]
+    return ["row", *COSTS, scored(study), "difference", "verdict", "paper"]
 
 
 def short_row(line: Line) -> list[str]:
@@ -47,27 +48,36 @@ def short_row(line: Line) -> list[str]:
     return [line.row.name, *costs(line.cost), score(line), difference(line.difference), line.verdict, paper]
 
 
-def long_header(study: Study) -> list[str]:
-    trained = ["trained: parameters", "MACs", "pictures/s", f"{study.score} (mean ± sd)", "difference", "verdict"]
-    return ["row", "paper: parameters", "MACs", "top-1", "difference", "here: parameters", "MACs", *trained]
+def result_header(study: Study) -> list[str]:
+    return ["row", scored(study), "difference", "paper: top-1", "paper: difference", "verdict"]
 
 
-def long_row(line: Line) -> list[str]:
+def result_row(line: Line) -> list[str]:
+    printed = percent_as_printed(line.row.paper.get("top1"))
+    apart = DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}"
+    return [line.row.name, score(line), difference(line.difference), printed, apart, line.verdict]
+
+
+COSTS = ["parameters", "MACs", "pictures/s"]
+COST_HEADER = ["row", "paper: parameters", "paper: MACs", "here: parameters", "here: MACs"]
+COST_HEADER += [f"trained: {name}" for name in COSTS]
+
+
+def cost_row(line: Line) -> list[str]:
     """The paper's figures, the same network here, and the network that was trained."""
     paper = line.row.paper
-    printed = [
-        f"{paper['parameters']:g} M" if "parameters" in paper else DASH,
-        f"{paper['macs']:g} G" if "macs" in paper else DASH,
-        percent_as_printed(paper.get("top1")),
-        DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}",
-    ]
+    printed = [f"{paper[key]:g} {unit}" if key in paper else DASH for key, unit in (("parameters", "M"), ("macs", "G"))]
     here = [f"{line.full.parameters / 1e6:.2f} M", f"{line.full.macs:.2f} G"] if line.full else [DASH, DASH]
-    return [line.row.name, *printed, *here, *costs(line.cost), score(line), difference(line.difference), line.verdict]
+    return [line.row.name, *printed, *here, *costs(line.cost)]
+
+
+def scored(study: Study) -> str:
+    return f"{study.score} (mean ± sd)"
 
 
 def costs(cost: Cost | None) -> list[str]:
     if cost is None:
-        return [DASH] * 3
+        return [DASH] * len(COSTS)
     macs = f"{cost.macs:.2f} G" if cost.macs >= 1 else f"{1000 * cost.macs:.1f} M"
     return [f"{cost.parameters / 1e6:.2f} M", macs, f"{cost.throughput:,.0f}" if cost.throughput else DASH]
 
@@ -129,11 +139,15 @@ def title(table: Table) -> str:
 
 
 def as_markdown(study: Study) -> str:
-    rows = [long_header(study), *(long_row(line) for line in study.lines)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 2) + "---|")
+    results = markdown_table([result_header(study), *(result_row(line) for line in study.lines)])
+    paid = markdown_table([COST_HEADER, *(cost_row(line) for line in study.lines)])
     listed = "".join(f"- {note}\n" for note in notes(study))
-    return f"# {title(study.table)}\n\n" + "\n".join(lines) + f"\n\n{listed}"
+    return f"# {title(study.table)}\n\n{results}\n## Costs\n\n{paid}\n## How to read it\n\n{listed}"
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows]
+    return "".join([lines[0], "|---|" + "---:|" * (len(rows[0]) - 1) + "\n", *lines[1:]])
 
 
 class Forest:
@@ -162,4 +176,4 @@ class Forest:
     def ticks(self) -> list[float]:
         from weft.plots import nice_ticks
 
-        return nice_ticks(self.low, self.high)
+        return [tick for tick in nice_ticks(self.low, self.high) if self.low <= tick <= self.high]
