@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.made_data import tree
+from tests.play_workers import play, times_trained  # noqa: F401  a fixture
 from tests.small_runs import CVT, command, make_pictures, refused
-from tests.test_cells import play, times_trained  # noqa: F401  a fixture
 from weft.study.ablate import cells_of
 from weft.study.cells import Result
 from weft.study.costs import Cost

@@ -1,4 +1,4 @@
-"""Cells are trained once, whatever happens to workers, files and parents; and what seeds say agrees with scipy."""
+"""Cells are trained once, whatever happens to workers, files and parents; a budget is shared among them."""
 
 import json
 import os
@@ -9,50 +9,15 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 
+from tests.play_workers import play, times_trained  # noqa: F401  a fixture
 from tests.small_runs import CVT, make_pictures
 from weft import WeftError
 from weft.study.cells import RESULT, Cell, Result, cell_folder, read_result, train_cell
 from weft.study.plan import Pace, choose_length
-from weft.study.statistics import mean_sd, paired_difference, student_quantile
 from weft.study.tables import Row
-from weft.study.workers import Crew, places, run_cells
-
-# Statistics -------------------------------------------------------------------------------------------------------
-
-scores = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12)
-
-
-@given(scores, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_interval_is_that_of_scipy(pairs, confidence):
-    values, base = np.array(pairs).T
-    found = paired_difference(values.tolist(), base.tolist(), confidence)
-    if np.ptp(values - base) < 1e-9:
-        return  # scipy warns of a division by zero
-    wanted = stats.ttest_rel(values, base).confidence_interval(confidence)
-    np.testing.assert_allclose([found.low, found.high], [wanted.low, wanted.high], rtol=1e-6, atol=1e-9)
-    if min(abs(wanted.low), abs(wanted.high)) > 1e-9:
-        assert found.larger_than_noise == (wanted.low > 0 or wanted.high < 0)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 29])
-@pytest.mark.parametrize("probability", [0.6, 0.975, 0.995])
-def test_quantile_is_that_of_scipy(freedom, probability):
-    assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9)
-
-
-def test_one_seed_has_no_interval():
-    assert mean_sd([0.5]) == (0.5, None)
-    assert mean_sd([]) == (None, None)
-    assert paired_difference([], []) is None
-    found = paired_difference([0.75], [0.5])
-    assert (found.mean, found.low, found.larger_than_noise) == (0.25, None, None)
-
+from weft.study.workers import places, run_cells
 
 # How long ---------------------------------------------------------------------------------------------------------
 
@@ -122,49 +87,13 @@ def test_result_of_another_cell_does_not_count(tmp_path):
 
 # Workers ------------------------------------------------------------------------------------------------------------
 
-WORKER = """
-import json, os, sys, time
-from pathlib import Path
-for line in sys.stdin:  # ends with the parent, as the real one does
-    folder = Path(line.rstrip())
-    cell = json.loads((folder / "cell.json").read_text())
-    if cell["seed"] == 7:
-        os._exit(3)
-    if cell["seed"] == 8:
-        print(json.dumps("bad luck"), flush=True)
-        continue
-    with open(folder / "trained.txt", "a") as file:
-        file.write("x")
-    result = {"cell": cell, "metrics": {"top1": cell["seed"] / 10}, "curve": [], "speed": 1.0, "seconds": 1.0}
-    (folder / "result.json").write_text(json.dumps(result))
-    print('""', flush=True)
-"""
-
-
-@pytest.fixture
-def play(monkeypatch, tmp_path):
-    """Workers that train nothing: seed 7 ends the process, seed 8 fails."""
-
-    def hire(self, place):
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        worker = subprocess.Popen([sys.executable, "-c", WORKER], **pipes)
-        self.workers.append(worker)
-        return worker
-
-    monkeypatch.setattr(Crew, "hire", hire)
-    return tmp_path / "study"
-
 
 def seeds(*numbers: int) -> list[Cell]:
     return [replace(CELL, seed=number) for number in numbers]
 
 
-def times_trained(study: Path, cell: Cell) -> int:
-    return len((cell_folder(study, cell) / "trained.txt").read_text())
-
-
 @pytest.mark.parametrize("jobs", [1, 2, 5])
-def test_every_cell_is_trained_once(play, jobs):
+def test_every_cell_is_trained_once(play, jobs):  # noqa: F811
     cells, seen = seeds(0, 1, 2, 3), []
     results = run_cells(play, cells[:3], jobs=jobs, device="cpu", watch=seen.append)
     assert [result.score for result in results] == [0.0, 0.1, 0.2]
@@ -175,7 +104,7 @@ def test_every_cell_is_trained_once(play, jobs):
 
 
 @pytest.mark.parametrize(("seed", "said"), [(7, "its process ended with code 3"), (8, "bad luck")])
-def test_others_go_on_where_one_fails(play, seed, said):
+def test_others_go_on_where_one_fails(play, seed, said):  # noqa: F811
     cells, seen = seeds(0, seed, 1), []
     results = run_cells(play, cells, jobs=1, device="cpu", watch=seen.append)
     assert [result.score for result in results] == [0.0, None, 0.1]
@@ -184,7 +113,7 @@ def test_others_go_on_where_one_fails(play, seed, said):
     assert read_result(play, cells[1]) is None  # so the next sitting tries again
 
 
-def test_damaged_result_is_made_again(play):
+def test_damaged_result_is_made_again(play):  # noqa: F811
     cells = seeds(0, 1)
     run_cells(play, cells, jobs=1, device="cpu")
     (cell_folder(play, cells[1]) / RESULT).write_text("{")
@@ -203,7 +132,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_second_process_is_refused(play):
+def test_second_process_is_refused(play):  # noqa: F811
     (play / "state").mkdir(parents=True)
     other = subprocess.Popen(
         [sys.executable, "-c", LOCK, str(play / "state" / "lock")], stdout=subprocess.PIPE, text=True

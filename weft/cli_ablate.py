@@ -189,21 +189,23 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
 
 
 def _live(study: "Study", states: dict[str, str]) -> Any:
+    """What is known by now, narrow enough for any terminal; costs come with the whole table."""
     from rich.table import Table
     from rich.text import Text
 
     from weft.study.ablate import cells_of
-    from weft.study.report import short_header, short_row
+    from weft.study.report import difference, score, scored
 
     cells = cells_of(study.table, study.plan, study.seeds)
     shown = Table(box=None, pad_edge=False, caption=f"{study.done} of {study.cells} cells", caption_justify="left")
-    for name in [*short_header(study), "now"]:
+    for name in ("row", scored(study), "difference", "verdict", "now"):
         shown.add_column(name)
     for line in study.lines:
         mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
         running = [state for state in mine if state not in ("done", "waiting")]
         now = running[0] if running else "" if all(state == "done" for state in mine) else "waiting"
-        shown.add_row(*(Text(text) for text in [*short_row(line), now]))
+        texts = (line.row.name, score(line), difference(line.difference), line.verdict, now)
+        shown.add_row(*map(Text, texts))
     return shown
 
 
