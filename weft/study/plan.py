@@ -62,7 +62,7 @@ class Plan:
     img_size: int
     classes: int
     channels: int
-    pictures: int  # that train, before `fraction`
+    pictures: int  # that train where `fraction` is 1
     settings: dict[str, Any]  # of every cell
     networks: dict[str, Network]  # by the name of the row
     epochs: int = 0
@@ -105,9 +105,8 @@ def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, devi
 
 
 def describe(plan: Plan) -> str:
-    part = plan.fraction * plan.wish.fraction
-    pictures = f"{plan.pictures:,} pictures" if part == 1 else f"{100 * part:.3g} % of {plan.pictures:,} pictures"
-    return f"{many(plan.epochs, 'epoch')} of {pictures} at {plan.img_size} pixels, recipe {plan.recipe}"
+    pictures = round(plan.fraction * plan.pictures)
+    return f"{many(plan.epochs, 'epoch')} of {pictures:,} pictures at {plan.img_size} pixels, recipe {plan.recipe}"
 
 
 # What does not depend on time ---------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ def settle(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan
         img_size=base.augment.img_size,
         classes=len(data.source.classes),
         channels=base.data.channels,
-        pictures=round(len(data.split.train) / wish.fraction),
+        pictures=len(data.split.train),
         settings=common,
         networks=networks,
         device=str(device),
@@ -185,7 +184,7 @@ def fit_into_time(
     plan: Plan, table: Table, study: Path, seeds: int, jobs: int, device: str, begin: float, say: Say
 ) -> Plan:
     """Trains a few rows for a few steps, and from how long that took chooses epochs and pictures for all."""
-    batch, pictures = plan.settings["run.batch"], round(plan.pictures * plan.wish.fraction)
+    batch, pictures = plan.settings["run.batch"], plan.pictures
     rows = [row for row in table.rows if not row.missing]
     workers = len(places(device, jobs))
     fraction = min(1.0, PILOT_STEPS * batch / pictures)
