@@ -9,7 +9,8 @@ from weft.study.statistics import mean_sd, paired_difference, student_quantile
 
 stats = pytest.importorskip("scipy.stats")
 
-scores = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12)
+score = st.integers(0, 10_000).map(lambda right: right / 10_000)
+scores = st.lists(st.tuples(score, score), min_size=2, max_size=12)
 
 
 @given(scores, st.sampled_from([0.5, 0.9, 0.95, 0.99]))

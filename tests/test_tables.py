@@ -11,7 +11,7 @@ from weft import WeftError
 from weft.analysis.cost import count_parameters
 from weft.analysis.papers import PAPERS
 from weft.config import Config, override
-from weft.study.costs import _plain, cost_in_paper
+from weft.study.costs import _plain, cost_in_paper, count, measure
 from weft.study.tables import COLUMNS, Network, find_table, table_names
 
 TABLES = [find_table(name) for name in table_names()]
@@ -105,6 +105,20 @@ def test_known_costs_are_not_counted_again(monkeypatch):
     monkeypatch.setattr("weft.study.costs.count", None)
     cost = cost_in_paper(Network("cvt_13", {"embed": "patch"}))
     assert (cost.parameters, cost.macs) == (19_561_064, 4.426)
+
+
+def test_network_that_cannot_be_made_has_no_costs():
+    """Its row fails; the others are not held up."""
+    odd, fits = Network("cvt_nano", {"num_heads": [3, 3, 3]}), Network("vt_resnet_nano")
+    assert count(odd, 28) is None
+    speeds = measure({"odd": odd, "fits": fits}, 28, torch.device("cpu"), threads=1)
+    assert speeds["odd"] is None
+    assert speeds["fits"] > 0
+
+
+def test_costs_at_another_size():
+    smaller = count(Network("deit_tiny_patch16_224"), 32).parameters
+    assert smaller == PUBLISHED["deit_tiny_patch16_224"] - 192 * (14 * 14 - 2 * 2)  # fewer positions
 
 
 # Own tables, and bad ones -----------------------------------------------------------------------------------------

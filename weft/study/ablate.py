@@ -28,7 +28,7 @@ def ablate(
     `watch` is called about once a second with what is known by then, and the state of the cells by their keys.
     """
     plan = find_plan(table, wish, out, seeds, jobs, device, say)
-    full = {row.name: cost_in_paper(row.full) for row in table.rows if row.full is not None}
+    full = {row.name: cost for row in table.rows if row.full is not None and (cost := cost_in_paper(row.full))}
     cells = cells_of(table, plan, seeds)
     results: dict[str, Result] = {}
 

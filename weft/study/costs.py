@@ -24,7 +24,7 @@ class Cost:
     throughput: float | None = None  # pictures per second, inference
 
 
-def cost_in_paper(network: Network) -> Cost:
+def cost_in_paper(network: Network) -> Cost | None:
     """At the size of the papers: 1,000 classes, 224 pixels. What `weft.analysis.papers` has is not counted again."""
     for row in (row for paper in PAPERS for row in paper.rows):
         same = row.model == network.model and _plain(row.switches) == _plain(network.switches)
@@ -33,9 +33,13 @@ def cost_in_paper(network: Network) -> Cost:
     return count(network, img_size=224)
 
 
-def count(network: Network, img_size: int, classes: int = 1000, channels: int = 3) -> Cost:
-    model = _make(network, img_size, classes, channels, "meta")
-    macs = count_macs(model, (channels, img_size, img_size))
+def count(network: Network, img_size: int, classes: int = 1000, channels: int = 3) -> Cost | None:
+    """None of a network that cannot be made for pictures of this size; its cell says why."""
+    try:
+        model = _make(network, img_size, classes, channels, "meta")
+        macs = count_macs(model, (channels, img_size, img_size))
+    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+        return None
     return Cost(count_parameters(model), round(macs / 1e9, 6))
 
 
@@ -53,22 +57,25 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        contenders = [bench.Contender(name, settings, _ready(network, settings)) for name, network in networks.items()]
+        models = {name: _ready(network, settings) for name, network in networks.items()}
+        contenders = [bench.Contender(name, settings, model) for name, model in models.items() if model is not None]
         times = bench.race(contenders, SECONDS)
     finally:
         torch.set_num_threads(before)
     if gpu:
-        del contenders
+        del models, contenders
         torch.cuda.empty_cache()  # for the workers
-    return {name: settings.batch / min(found) if found else None for name, found in times.items()}  # the calmest round
+    return {
+        name: settings.batch / min(times[name]) if times.get(name) else None for name in networks
+    }  # the calmest round
 
 
 def _ready(network: Network, settings: bench.Settings) -> Any:
     """As one would use it: fused, on its device, in its type."""
     try:
         model = _make(network, settings.img_size, 1000, 3, settings.device).eval()
-    except Exception:  # its cell says why; here its time is missing
-        return nn.Identity()
+    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+        return None
     model = weft.fuse(model) if bench.is_ours(network.model) else model
     return model.to(dtype=bench.DTYPES[settings.dtype], memory_format=torch.channels_last)  # pyright: ignore
 
@@ -76,12 +83,7 @@ def _ready(network: Network, settings: bench.Settings) -> Any:
 def _make(network: Network, img_size: int, classes: int, channels: int, device: str) -> nn.Module:
     size = {"img_size": img_size} if takes_size(network.model) else {}
     args = {"device": device, **size, **network.switches}
-    try:
-        return create(network.model, args, classes, channels, pretrained=False)
-    except weft.WeftError:
-        raise
-    except (AssertionError, ValueError, RuntimeError) as error:  # timm's own checks
-        raise weft.WeftError(f"{network.model} cannot be made for {img_size} pixels: {error}") from None
+    return create(network.model, args, classes, channels, pretrained=False)
 
 
 def _plain(value: Any) -> Any:

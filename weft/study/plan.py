@@ -174,7 +174,7 @@ def find_costs(plan: Plan, device: torch.device, jobs: int) -> dict[str, Cost]:
     counts = {
         name: count(network, plan.img_size, plan.classes, plan.channels) for name, network in plan.networks.items()
     }
-    return {name: replace(cost, throughput=speeds[name]) for name, cost in counts.items()}
+    return {name: replace(cost, throughput=speeds[name]) for name, cost in counts.items() if cost is not None}
 
 
 # What does ------------------------------------------------------------------------------------------------------
@@ -202,9 +202,14 @@ def fit_into_time(
     return replace(plan, epochs=epochs, fraction=part)
 
 
+def throughput(costs: dict[str, Cost], name: str) -> float:
+    """0 where it is not known."""
+    return (costs[name].throughput or 0.0) if name in costs else 0.0
+
+
 def choose_pilots(rows: list[Row], base: str, costs: dict[str, Cost], workers: int) -> list[Row]:
     """The base row and the slowest others, as many as are trained at once."""
-    others = sorted((row for row in rows if row.name != base), key=lambda row: costs[row.name].throughput or 0.0)
+    others = sorted((row for row in rows if row.name != base), key=lambda row: throughput(costs, row.name))
     return [*(row for row in rows if row.name == base), *others[: max(0, workers - 1)]]
 
 
@@ -223,7 +228,7 @@ def find_paces(rows: list[Row], pilots: dict[str, Result], costs: dict[str, Cost
             found[name] = Pace(result.speed, max(0.0, result.seconds - trained / result.speed))
     base, first = next(iter(found.items()))
     for row in rows:
-        ratio = (costs[row.name].throughput or 0.0) / (costs[base].throughput or math.inf)
+        ratio = throughput(costs, row.name) / (throughput(costs, base) or math.inf)
         found.setdefault(row.name, Pace(first.speed * (ratio or 1.0), first.beside))
     return found
 
