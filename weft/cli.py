@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 from weft import __version__
 from weft.cli_bench import bench
 from weft.cli_results import evaluate, predict
+from weft.cli_search import search
 from weft.errors import WeftError, check_writable, did_you_mean
 from weft.terminal import Flag, Keys, check_out, progress_of
 
@@ -26,6 +27,7 @@ app = App(name="weft", help="Convolutions woven into vision transformers.", vers
 app.command(evaluate, name="eval")
 app.command(predict)
 app.command(bench)
+app.command(search)
 
 
 @app.command

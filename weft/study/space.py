@@ -6,13 +6,15 @@ A space is a small YAML file, such as that of CvT-13-NAS in `weft/study/spaces/c
       stride_kv: [1, 2]
       mlp_ratio: [2.0, 4.0]
 
-`model:` holds arguments with one value, `stage:` those with a list of one value per stage, `block:` those with a list of
-lists. A point of the space has a value for every name such as "lca", "sr_ratios[1]" or "stride_kv[2][4]".
+`model:` holds arguments with one value, `stage:` those with a list of one value per stage, `block:` those with a list
+of lists. A point of the space has a value for every name such as "lca", "sr_ratios[1]" or "stride_kv[2][4]".
 """
 
+import inspect
 import itertools
 import math
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,8 +74,8 @@ class Space:
         return found
 
     def point(self, arguments: Mapping[str, Any]) -> Point:
-        """The point at which the model has these arguments, written in any way that the model takes; undoes the above."""
-        point = {name: arguments[name] for name in self.choices.get("model", {})}
+        """The point at which the model has these arguments, written in any way that it takes; undoes the above."""
+        point = {name: _listed(arguments[name]) for name in self.choices.get("model", {})}
         for level in LEVELS[1:]:
             for name in self.choices.get(level, {}):
                 for i, value in enumerate(spread(name, arguments[name], len(self.depths))):
@@ -83,6 +85,18 @@ class Space:
             if value not in self.parameters[name]:
                 raise WeftError(f"{name}={value!r} is none of {self.parameters[name]} and so no point of the space.")
         return point
+
+    def default(self) -> Point | None:
+        """The model as it is, where that is a point of the space."""
+        model = self.build({}, device="meta")
+        defaults = inspect.signature(type(model)).parameters
+        variant = getattr(sys.modules[type(model).__module__], "VARIANTS", {}).get(self.model, {})
+        names = [name for level in LEVELS for name in self.choices.get(level, {})]
+        known = {name: parameter.default for name, parameter in defaults.items()} | variant | self.args
+        try:
+            return self.point({name: known[name] for name in names})
+        except (WeftError, KeyError):
+            return None
 
     def random(self, chance: random.Random) -> Point:
         return {name: chance.choice(choices) for name, choices in self.parameters.items()}
@@ -107,6 +121,10 @@ class Space:
         return make(self.model, {**self.args, **arguments, **how})
 
 
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # as YAML has it
+
+
 def make(model: str, args: Mapping[str, Any]) -> nn.Module:
     try:
         return timm.create_model(model, **args)
@@ -120,7 +138,9 @@ def read_space(file: str, model: str, args: Mapping[str, Any]) -> Space:
 
     path = Path(file) if file else SPACES / f"{family_of(model)}.yaml"
     if not path.is_file():
-        raise WeftError(f"{path} does not exist; give --space a YAML file such as `block:` and below it `mlp_ratio: [2.0, 4.0]`.")
+        raise WeftError(
+            f"{path} does not exist; give --space a YAML file such as `block:` and below it `mlp_ratio: [2.0, 4.0]`."
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):

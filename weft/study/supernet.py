@@ -4,8 +4,8 @@ The weights are those of the largest network. A smaller one has corners of them:
 the middle of a convolution's kernel. So a subnet is the model that its arguments make, run with other tensors; nothing
 in the models knows of it.
 
-A batch in training is cut into four parts, one for the largest network, one for the smallest, two for networks drawn at
-random (the sandwich rule): the loss is the mean over all four, and a step costs no more than one of the largest network.
+A batch in training is cut into four parts, one for the largest network, one for the smallest, two for networks drawn
+at random (the sandwich rule): the loss is the mean over all four, and a step costs no more than one of the largest.
 Statistics of BatchNorm cannot be shared. Those of the largest network are kept; a subnet gets its own by `recalibrate`.
 """
 
@@ -89,7 +89,7 @@ class Supernet(nn.Module):
         self.points = Costs(space, input_size).extremes()
         self.whole = space.build(self.points[1], device=device)
         self.pretrained_cfg: dict[str, Any] = {**self.whole.pretrained_cfg, "architecture": NAME}  # pyright: ignore
-        self.num_classes = self.whole.num_classes
+        self.num_classes, self.num_features = self.whole.num_classes, self.whole.num_features
         for point in space.uniform():
             check_contained(self.skeletons.at(point), self.whole)
 
@@ -153,14 +153,14 @@ def check_contained(network: nn.Module, whole: nn.Module) -> None:
         have = own[name].shape if name in own else None
         if have is None or len(have) != value.ndim or any(a < b for a, b in zip(have, value.shape, strict=True)):
             raise WeftError(
-                f"The networks of this space cannot share weights: {name} {tuple(value.shape)} of one is not part of the"
-                f" largest ({'none' if have is None else tuple(have)}). Search without a supernet: --no-supernet."
+                f"The networks of this space cannot share weights: {name} {tuple(value.shape)} of one is not part of"
+                f" the largest ({'none' if have is None else tuple(have)}). Search without a supernet: --no-supernet."
             )
 
 
 @torch.no_grad()
 def recalibrate(network: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Gives every BatchNorm the mean statistics of these batches, which its network has never seen under its weights."""
+    """Gives every BatchNorm the mean statistics of these batches; those of the largest network do not fit it."""
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         return
@@ -185,14 +185,21 @@ def weft_supernet(
     of: str = "cvt_nano",
     choices: Mapping[str, Any] | None = None,
     args: Mapping[str, Any] | None = None,
-    img_size: Any = 224,
+    num_classes: int = 1000,
     in_chans: int = 3,
+    img_size: Any = 224,
     device: Any = None,
-    **kwargs: Any,
+    **others: Any,
 ) -> nn.Module:
-    """The supernet of a space over the model `of`, by a name that a run can have; timm calls it with all the rest."""
-    own = {key: value for key, value in kwargs.items() if not key.startswith("pretrained_cfg") and key != "cache_dir"}
+    """The supernet of a space over the model `of`, by a name that a run can have.
+
+    `others` are drop_rate and drop_path_rate, and what timm gives to all models.
+    """
+    rates = {name: others.pop(name) for name in ("drop_rate", "drop_path_rate") if name in others}
+    if not others.keys() <= {"pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}:
+        raise TypeError(f"a supernet has arguments of its networks in `args`, not {', '.join(others)}")
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    common = {"in_chans": in_chans, **({"img_size": (height, width)} if takes_size(of) else {})}
-    space = Space(of, dict(choices or {}), {**(args or {}), **own, **common})
+    shape = dict(num_classes=num_classes, in_chans=in_chans)
+    sized = {"img_size": (height, width)} if takes_size(of) else {}
+    space = Space(of, dict(choices or {}), {**(args or {}), **rates, **shape, **sized})
     return Supernet(space, (in_chans, height, width), device)
