@@ -11,7 +11,7 @@ def search(
     data: str,
     /,
     *,
-    model: str | None = None,
+    model: str = "",
     space: str = "",
     params: str = "",
     macs: str = "",
@@ -91,9 +91,10 @@ def search(
 
     searching.import_optuna()
     given: dict[str, Any] = dict(key.split("=", 1) for key in keys)
-    given |= dict(model=model, img_size=img_size, fraction=fraction, device=device)
+    given |= dict(img_size=img_size, fraction=fraction, device=device)
     plan = searching.make_plan(
         data,
+        model,
         name_settings(given),
         recipe=recipe,
         space=space,

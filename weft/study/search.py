@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.config import Config, override
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.study.cells import SCORES, Cell
 from weft.study.pareto import choose, front, kendall_tau
+from weft.study.settle import Say, settle
 from weft.study.space import Point, Space, read_space
 from weft.study.supernet import NAME, Costs
 from weft.study.workers import run_cells
@@ -42,8 +42,6 @@ SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for t
 FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epochs
 TRIES = 50  # proposals for each network that is judged, at most: others are over the limits, or known
 MAY_GROW = ("trials", "keep")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -279,7 +277,7 @@ class Search:
 
     def cell(self, point: Point, epochs: int, **settings: Any) -> Cell:
         plan = self.plan
-        settings = {**plan.settings, "run.epochs": epochs, "run.minutes": 0, **settings}
+        settings = {**plan.settings, "run.epochs": epochs, **settings}
         switches = {**plan.args, **self.space.arguments(point)}
         return Cell(plan.data, plan.model, plan.seed, switches, settings, plan.recipe)
 
@@ -333,47 +331,21 @@ class Search:
 # Beginning and end ----------------------------------------------------------------------------------------------
 
 
-def make_plan(data: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any) -> Plan:
-    """Opens the data and fills in what nobody said, once for all trainings. `how`: the fields of Plan to set."""
-    from weft.engine.build import check_name, takes_size
-    from weft.engine.choose import choose_recipe, fill
-    from weft.engine.device import joined
-    from weft.engine.recipes import find_recipe
-    from weft.engine.session import absolute_paths, open_data
-
-    first = override(Config(), {**(find_recipe(recipe) if recipe else {}), **given, "data.source": data})
-    if first.model.name != "auto":
-        check_name(first.model.name)
-        read_space(space, first.model.name, {})  # before the pictures are read
-    given = {**given, **absolute_paths(first)}
-    with joined() as world:
-        if world.size > 1:
-            raise WeftError("weft search starts its trainings itself, one on each GPU; start it without torchrun.")
-        device = world.take_device(first.run.device).device
-        found = open_data(override(first, given), world, say)
-        recipe = recipe or choose_recipe(first, found.source.task, len(found.split.train))
-        settings = {**find_recipe(recipe), **given}
-        full, choices = fill(override(Config(), settings), settings, found.report, len(found.split.train), device)
-    if full.data.task != "classify":
-        raise WeftError(f"{data} is data to {full.data.task}; weft search looks for classifiers.")
-    if not len(found.split.val):
-        raise WeftError(f"{data} has no validation pictures to judge by; name some with --data.val.")
-    for line in choices:
-        say(line)
-    size = (full.augment.img_size, full.augment.img_size)
-    own = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
-    fixed = {key: value for key, value in given.items() if key not in own and not key.startswith("model.args.")}
-    fixed |= {"augment.img_size": size[0], "run.batch": full.run.batch}
-    shape = {"num_classes": len(found.source.classes), "in_chans": full.data.channels}
+def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any) -> Plan:
+    """Opens the data and fills in what nobody said, once for all trainings. `how`: the other fields of Plan."""
+    if model:
+        read_space(space, model, {})  # before the pictures are read
+    common = settle(data, [model] if model else [], given, recipe, say)
+    ((model, args),) = common.models.items()
     return Plan(
-        data=given["data.source"],
-        model=full.model.name,
-        choices=read_space(space, full.model.name, {}).choices,
-        args=full.model.args,
-        shape={**shape, **({"img_size": size} if takes_size(full.model.name) else {})},
-        input_size=(full.data.channels, *size),
-        recipe=recipe,
-        settings=fixed,
+        data=common.data,
+        model=model,
+        choices=read_space(space, model, {}).choices,
+        args=args,
+        shape=common.shape(model),
+        input_size=(common.channels, *common.size),
+        recipe=common.recipe,
+        settings=common.settings,
         **how,
     )
 

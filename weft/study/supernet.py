@@ -71,8 +71,11 @@ class Costs:
 
     def extremes(self) -> tuple[Point, Point]:
         """The smallest and the largest network: by parameters and, among equal ones, by MACs."""
-        points = sorted(self.skeletons.space.uniform(), key=self.of)
-        return points[0], points[-1]
+        points = [(count_parameters(self.skeletons.at(point)), point) for point in self.skeletons.space.uniform()]
+        fewest, most = (pick(count for count, _ in points) for pick in (min, max))
+        smallest = [point for count, point in points if count == fewest]
+        largest = [point for count, point in points if count == most]
+        return min(smallest, key=self.of), max(largest, key=self.of)
 
 
 class Supernet(nn.Module):
