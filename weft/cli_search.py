@@ -136,8 +136,8 @@ def _print(found: Any) -> None:
         rows.append([mark, *scores, amount(trial.parameters), amount(trial.macs), choices])
     print("\n".join(columns([header, *rows], right=(1, 2, 3, 4))))
     print("* no other network trained is better and cheaper.")
-    if found.tau is not None:
-        print(f"Kendall's tau of both orders: {found.tau:.2f} over {len(found.trained)} networks.")
+    if found.trust:
+        print(found.trust)
 
 
 def _say(text: str) -> None:

@@ -115,6 +115,7 @@ def compare(
     """Trains what is not trained yet, and writes compare.json, compare.html, compare.png and compare.svg."""
     from weft.study.efficiency_page import write_page
 
+    folder.mkdir(parents=True, exist_ok=True)
     places = design.places()
     results = run_cells(folder, [design.cell(*place) for place in places], jobs=jobs, device=device, watch=watch)
     if all(result.error for result in results):

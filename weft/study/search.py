@@ -23,6 +23,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
 FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epochs
-TRIES = 50  # proposals for each network that is judged, at most: others are over the limits, or known
+TRIES = 50  # proposals one after the other that are over the limits, or known: then it is enough
 MAY_GROW = ("trials", "keep")
 
 
@@ -81,6 +82,7 @@ class Trial:
     macs: int
     judged: float  # its validation score, found cheaply
     trained: float | None = None  # and after a whole training
+    interval: list[float] | None = None  # of that, 95 %, where the score has one
     run: str = ""  # the folder of that, below the search's
     what: str = ""  # "as it is" for the model that was searched from
 
@@ -111,6 +113,17 @@ class Found:
     def tau(self) -> float | None:
         """How the order of the first judgement agrees with that after training."""
         return kendall_tau([t.judged for t in self.trained], [t.trained or 0.0 for t in self.trained])
+
+    @property
+    def trust(self) -> str:
+        """What the agreement of both orders means."""
+        if self.tau is None:
+            return ""
+        words = {0.7: "the first judgement can be trusted", 0.3: "the first judgement is a rough guide"}
+        said = next(
+            (text for least, text in words.items() if self.tau >= least), "the first judgement tells nothing here"
+        )
+        return f"Kendall's tau of both orders is {self.tau:.2f} over {len(self.trained)} networks: {said}."
 
 
 class Search:
@@ -192,13 +205,13 @@ class Search:
         """Judges one proposal after the other; those of earlier sittings are read."""
         study, plan = self.open_study(), self.plan
         known = {_key(trial.point): trial for trial in self.finished(study)}
-        wanted = min(plan.trials, self.space.size)
+        wanted = len(self.few) if self.few else plan.trials
         budget = 60 * plan.minutes * SHARES["trials"]
-        begin, earlier = time.monotonic(), _seconds(study)
-        for _ in range(TRIES * wanted):
-            out_of_time = budget and len(known) > plan.keep and earlier + time.monotonic() - begin > budget
-            if len(known) >= wanted or out_of_time:
+        begin, earlier, missed = time.monotonic(), _seconds(study), 0
+        while len(known) < wanted and missed < TRIES:
+            if budget and len(known) > plan.keep and earlier + time.monotonic() - begin > budget:
                 break
+            missed += 1
             trial, point = self.propose(study)
             excess, costs = self.excess(point), self.costs.of(point)
             cost = costs[plan.objective == "macs"]
@@ -211,7 +224,7 @@ class Search:
                 study.tell(trial, [known[_key(point)].judged, cost])
                 study.enqueue_trial(_labels(self.space.random(self.chance(study))))
                 continue
-            score = judge(point)
+            score, missed = judge(point), 0
             trial.set_user_attr("score", self.score)
             study.tell(trial, [score, cost])
             known[_key(point)] = Trial(point, *costs, score)
@@ -236,11 +249,17 @@ class Search:
             if len(trial.params) == len(self.space.parameters):
                 study.enqueue_trial(trial.params)
         if not study.get_trials(deepcopy=False):
-            ends = [point for point in (*self.costs.extremes(), self.space.default()) if point]
-            few = self.space.size <= self.plan.trials
-            for point in self.space.all() if few else ends:
+            ends = [point for point in (*self.costs.extremes(), self.space.default) if point]
+            for point in self.few or ends:
                 study.enqueue_trial(_labels(point), skip_if_exists=True)
         return study
+
+    @cached_property
+    def few(self) -> list[Point]:
+        """All networks within the limits, where there are no more than are wanted; else nothing."""
+        if self.space.size > self.plan.trials:
+            return []
+        return [point for point in self.space.all() if self.is_within(point)]
 
     def propose(self, study: "optuna.Study") -> tuple["optuna.Trial", Point]:
         optuna = import_optuna()
@@ -293,7 +312,7 @@ class Search:
         """Trains the front, and beside it the model as it is, where that is a network of the space."""
         best = [trials[i] for i in choose([trial.pair(self.plan.objective) for trial in trials], self.plan.keep)]
         for trial in trials:
-            if trial.point == self.space.default():
+            if trial.point == self.space.default:
                 trial.what = "as it is"
                 best += [trial] if trial not in best else []
         cells = [self.cell(trial.point, epochs, **self.weights_of(trial)) for trial in best]
@@ -310,7 +329,8 @@ class Search:
         if all(result.error for result in results):
             raise WeftError(f"None of the networks could be trained: {results[0].error}")
         for trial, result in zip(best, results, strict=True):
-            trial.trained, trial.run = result.score, f"trained/cells/{result.cell.key}/run"
+            trial.trained, trial.interval = result.score, result.metrics.get(f"{self.score}_interval")
+            trial.run = f"trained/cells/{result.cell.key}/run"
 
     def weights_of(self, trial: Trial) -> dict[str, Any]:
         """Where a training begins: at new weights, or at those of the supernet."""

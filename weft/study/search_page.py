@@ -125,10 +125,14 @@ def draw(axes: Any, found: Found) -> None:
     unit, name = (
         (1e9, f"G{cost}") if found.plan.objective == "macs" and found.trials[0].macs > 1e8 else (1e6, f"million {cost}")
     )
-    marks = {True: dict(marker="o", ms=4), False: dict(ls="", marker=".", ms=4, alpha=0.6)}
+    marks = {True: dict(marker="o", ms=4), False: dict(ls="", marker="o", ms=2.5)}
     for ink, (label, (points, joined)) in zip(INKS, lines_of(found).items(), strict=False):
         xs, ys = zip(*points, strict=True)
         pareto.plot([x / unit for x in xs], ys, color=ink, label=label, zorder=3 if joined else 2, **marks[joined])
+    for trial in found.trained:  # 95 % intervals, by the number of validation pictures
+        if trial.interval:
+            ends = [100 * end for end in trial.interval]
+            pareto.plot([getattr(trial, found.plan.objective) / unit] * 2, ends, color=INKS[1], lw=0.8, alpha=0.5)
     pareto.set_xlabel(name)
     pareto.set_ylabel(f"{score}, %")
     pareto.legend(fontsize=7)

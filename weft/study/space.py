@@ -86,6 +86,7 @@ class Space:
                 raise WeftError(f"{name}={value!r} is none of {self.parameters[name]} and so no point of the space.")
         return point
 
+    @cached_property
     def default(self) -> Point | None:
         """The model as it is, where that is a point of the space."""
         model = self.build({}, device="meta")
