@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader bench-gpu clean
+.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs bench bench-loader pictures-given bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,9 +45,11 @@ docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results
 
-bench-loader: $(INSTALLED) ## reading pictures next to timm: make bench-loader PICTURES=folder (class folders of JPEGs)
-	@test -n "$(PICTURES)" || { echo "Say which pictures: make bench-loader PICTURES=folder"; exit 2; }
+bench-loader: pictures-given $(INSTALLED) ## reading pictures next to timm: make bench-loader PICTURES=folder (class folders of JPEGs)
 	$(BIN)/python benchmarks/loader.py "$(PICTURES)" --out benchmarks/results
+
+pictures-given:
+	@test -n "$(PICTURES)" || { echo "Say which pictures: make bench-loader PICTURES=folder"; exit 2; }
 
 bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and docs/performance.md from it
 	$(BIN)/python benchmarks/gpu_models.py

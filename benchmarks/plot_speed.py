@@ -44,7 +44,9 @@ def ratios(results: dict[str, Any]) -> Figure:
         names = list(dict.fromkeys(_name(line) for line in lines))
         for panel, part in zip(panels, dict.fromkeys(line.part for line in lines), strict=False):
             _bars(panel, [line for line in lines if line.part == part], names)
-            panel.set_title(WORDS[part], fontsize=9)
+            panel.set_title(WORDS[part].replace(", ", "\n", 1), fontsize=9)
+        for panel in panels[len({line.part for line in lines}) :]:
+            panel.set_axis_off()
         panels[0].set_yticks(range(len(names)), names, fontsize=8)
         panels[0].invert_yaxis()
     note = f"times as fast as the peer in the same run ({PUBLISHED}: in another, eager); red: the goal"
@@ -105,11 +107,11 @@ def _line(panel: Axes, rows: list[dict[str, Any]], key: str, name: str, style: s
 
 
 def curves(results: dict[str, Any]) -> Figure:
-    """The smoothed losses with kernels and without; they should be one line."""
+    """The smoothed losses with kernels, without, and without in float32: three lines that rounding keeps apart."""
     found = results["curves"]
     figure, panels = plt.subplots(1, len(found), sharey=True, squeeze=False, figsize=(2.3 * len(found), 2.6))
     for panel, (name, curve) in zip(panels[0], found.items(), strict=True):
-        for run, color, width in (("plain", THEIRS, 3.0), ("kernels", OURS, 1.0)):
+        for run, color, width in (("plain", THEIRS, 3.0), ("float32", "0.4", 0.8), ("kernels", OURS, 1.2)):
             panel.plot(smooth(curve["losses"][run]), color=color, lw=width, label=run)
         panel.set_title(name, fontsize=9)
         panel.set_xlabel("step")
@@ -123,6 +125,8 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=PICTURES)
     args = parser.parse_args()
+    if args.file and not args.file.exists():
+        parser.error(f"there is no file {args.file}")
     results = json.loads((args.file or newest()).read_text())
     wanted = {"rows": ("speed", ratios), "growth": ("speed-growth", growth), "curves": ("speed-curves", curves)}
     with matplotlib.rc_context(STYLE):

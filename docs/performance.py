@@ -74,7 +74,7 @@ def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
             return f"{line.ours:,.0f}"
         goal = "" if line.goal is None else f" (goal {line.goal:g})"
         ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
-        return f"{line.ours:,.0f} / {line.peer:,.0f} = {ratio}{goal}"
+        return f"{line.ours:,.0f} to {line.peer:,.0f}: {ratio}{goal}"
 
     rows = []
     for pair, lines in by_pair(results).items():
@@ -121,7 +121,7 @@ def memory(results: dict[str, Any]) -> Iterator[str]:
 
 
 def floors(results: dict[str, Any]) -> Iterator[str]:
-    """Milliseconds of a batch, compiled or replayed, whichever is faster, over the least that it could take."""
+    """Milliseconds of a batch, in the fastest way that was measured, over the least that it could take."""
 
     def cell(line: Line | None) -> list[str]:
         if line is None or line.floor is None:
@@ -132,8 +132,8 @@ def floors(results: dict[str, Any]) -> Iterator[str]:
     for pair, lines in by_pair(results).items():
         least = results.get("floors", {}).get(pair.ours, {})
         row = [f"`{pair.ours}`"]
-        for kind, parts in (("inference", ("compiled", "replayed")), ("train", ("train-compiled", "train-replayed"))):
-            measured = [lines[part] for part in parts if part in lines]
+        for kind, is_training in (("inference", False), ("train", True)):
+            measured = [line for part, line in lines.items() if part.startswith("train") == is_training]
             best = min(measured, key=lambda line: line.milliseconds, default=None)
             row += [f"{least[kind]:.2f} ms" if kind in least else "–", *cell(best)]
         rows.append(row)
@@ -165,10 +165,15 @@ def curves(results: dict[str, Any]) -> Iterator[str]:
         return
     yield from picture("Losses with kernels and without", "speed-curves.png")
     rows = (
-        [f"`{name}`", f"{curve['kernels_off_by']:.4f}", f"{curve['rounding_off_by']:.4f}"]
-        for name, curve in results.get("curves", {}).items()
+        [
+            f"`{name}`",
+            *(f"{curve['apart'][run][part]:.3f}" for part in ("first", "all") for run in ("kernels", "float32")),
+        ]
+        for name, curve in results["curves"].items()
     )
-    yield from markdown(["model", "kernels and plain, bf16", "plain, bf16 and float32"], rows)
+    steps = ("first 25 steps", "all 200 steps")
+    header = [f"{part}: {run}" for part in steps for run in ("kernels", "float32")]
+    yield from markdown(["model", *header], rows)
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {

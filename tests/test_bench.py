@@ -21,6 +21,7 @@ from weft.kernels.compare import relative_errors
 from weft.kernels.op import define
 
 import gpu_models  # isort: skip
+from curves import compare  # isort: skip
 import speed_table  # isort: skip
 
 CPU = torch.device("cpu")
@@ -108,6 +109,7 @@ def test_command(command, tmp_path):
         train=False,
         compile=False,
         replay=False,
+        wrap=False,
         batch=1,
         img_size=32,
         dtype="fp32",
@@ -476,8 +478,8 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
     assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 48)]
 
     results["rates"] = {"copy": 1e12, "matrix": 1e15}
-    results["curves"] = {"cvt_nano": {"losses": {"plain": [2.0, 1.0], "kernels": [2.0, 1.0]}}}
-    results["curves"]["cvt_nano"] |= {"kernels_off_by": 0.001, "rounding_off_by": 0.002}
+    losses = {"plain": [2.0, 1.0], "kernels": [2.0, 1.004], "float32": [2.006, 1.0]}
+    results["curves"] = {"cvt_nano": compare(losses)}
     path.write_text(json.dumps(results))
     gpu_models.add_floors(path, PLAN)
     results = speed_table.load(path)
@@ -495,7 +497,7 @@ def test_gpu_models(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(performance, "table", lambda results: speed_table.table(results, PLAN.pairs))
     page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), results)
     assert "| `vt_resnet_nano` | `test_resnet` |" in page
-    assert "| `cvt_nano` | 0.0010 | 0.0020 |" in page
+    assert "| `cvt_nano` | 0.002 | 0.003 | 0.002 | 0.003 |" in page
     assert performance.fill(page, results) == page
 
     pytest.importorskip("matplotlib")
@@ -560,12 +562,19 @@ def test_floor_of_a_convolution_by_hand():
 
 
 def test_curves_are_compared():
-    from curves import RUNS, compare, losses
+    from curves import RUNS, losses
 
     found = compare({run: losses("cvt_nano", run, "cpu", 2, 2, 32) for run in RUNS})
     assert {len(values) for values in found["losses"].values()} == {2}
-    assert found["kernels_off_by"] == 0  # on a CPU there are none
-    assert found["rounding_off_by"] < 0.1
+    assert found["apart"]["kernels"] == {"first": 0, "all": 0}  # on a CPU there are none
+    assert 0 < found["apart"]["float32"]["all"] < 0.1
+
+
+def test_curves_apart():
+    plain, off = [1.0] * 50, [0.01] * 25 + [0.1] * 25
+    found = compare({"plain": plain, "kernels": [a - b for a, b in zip(plain, off, strict=True)], "float32": plain})
+    assert found["apart"]["kernels"] == pytest.approx({"first": 0.01, "all": 0.055})
+    assert found["apart"]["float32"] == {"first": 0, "all": 0}
 
 
 def test_goals_are_those_of_known_models():

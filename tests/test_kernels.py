@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernel_checks import DEVICE, DTYPES, check_gradients, check_values, random
+from weft.kernels import switch
 from weft.kernels.activation import KINDS, activation, activation_forward, plain_activation
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -48,3 +49,17 @@ def test_activation_at_the_ends(kind: str) -> None:
 def test_no_activation() -> None:
     x = random(3)
     assert activation(x, "none") is x
+
+
+def test_under_a_compiler_kernels_are_asked_for_and_in_an_exported_program_not(monkeypatch):
+    """The compiler of torch 2.11 says that it is an export."""
+    monkeypatch.setattr(switch, "has_triton", lambda: True)
+    monkeypatch.setattr(switch, "_gpu_is_new_enough", lambda index: True)
+
+    class Asks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if switch._machine_can(0) else x - 1
+
+    x = torch.zeros(2)
+    assert torch.compile(Asks(), fullgraph=True, backend="eager")(x).tolist() == [1, 1]
+    assert torch.export.export(Asks(), (x,)).module()(x).tolist() == [-1, -1]

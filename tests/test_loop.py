@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -23,11 +25,12 @@ from tests.small_runs import (
     tiny_run,
 )
 from weft import WeftError
-from weft.config import known_keys
+from weft.config import Config, RunConfig, known_keys
 from weft.engine import session, state
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import Progress, locked, read_header, write_state
+from weft.models.replay import Replayed
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
 
@@ -39,6 +42,37 @@ def pictures(tmp_path_factory):
 
 def events(run):
     return [row["text"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "event"]
+
+
+# How the model is called --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "task", "replayed"),
+    [
+        ({}, "cuda", "classify", True),
+        ({}, "cuda", "segment", True),
+        ({}, "cuda", "detect", False),  # takes targets along with pictures
+        ({}, "cpu", "classify", False),
+        ({"replay": False}, "cuda", "classify", False),
+        ({"fsdp": True}, "cuda", "classify", False),
+        ({"deterministic": True}, "cuda", "classify", False),
+        ({"sync_bn": True}, "cuda", "classify", False),
+    ],
+)
+def test_training_is_replayed_where_it_can_be(settings, device, task, replayed):
+    config = replace(Config(), run=replace(RunConfig(), **settings))
+    model = torch.nn.Linear(2, 2)
+    trainer = SimpleNamespace(
+        config=config,
+        model=model,
+        device=torch.device(device),
+        in_lockstep=config.run.sync_bn,
+        task=SimpleNamespace(name=task),
+    )
+    forward = Trainer.make_forward(trainer)  # pyright: ignore[reportArgumentType]
+    assert isinstance(forward, Replayed) == replayed
+    assert (forward.model if replayed else forward) is model
 
 
 # NaN ------------------------------------------------------------------------------------------------------------

@@ -179,14 +179,12 @@ def make_model(name: str, settings: Settings) -> Any:
         model = weft.fuse(model)
     dtype = torch.float32 if settings.train else DTYPES[settings.dtype]
     model = model.to(device, dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if settings.wrap and is_ours(name):
-        return weft.replay(model)
-    if not settings.compile:
-        return model
-    from torch import _dynamo
+    if settings.compile:
+        from torch import _dynamo
 
-    _dynamo.config.recompile_limit = 256  # models of one family share their code; each is compiled for itself
-    return compile_model(model, dynamic=False)
+        _dynamo.config.recompile_limit = 256  # models of one family share their code; each is compiled for itself
+        model = compile_model(model, dynamic=False)
+    return weft.replay(model) if settings.wrap and is_ours(name) else model
 
 
 def make_step(model: Any, settings: Settings) -> Step:

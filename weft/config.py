@@ -169,7 +169,7 @@ class RunConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
     compile: bool = key(False, "torch.compile the training step's model")
     replay: bool = key(
-        True, "GPU: record the model's launches once and replay them; not with fsdp, sync_bn or deterministic"
+        True, "GPU: record the model's launches once and replay them; not with fsdp, sync_bn, deterministic, detection"
     )
     channels_last: bool = key(False, "memory format of the input and of convolution weights")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")

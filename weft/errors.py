@@ -1,6 +1,7 @@
 """The one exception that means "the input is wrong, and here is what to do about it", and the checks that raise it."""
 
 import difflib
+import math
 from collections.abc import Collection
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def check_positive(**numbers: object) -> None:
 def check_ratio(**numbers: object) -> None:
     """Raises for what is no positive number, whole or not."""
     for name, value in numbers.items():
-        if type(value) not in (int, float) or value <= 0:  # pyright: ignore[reportOperatorIssue]
+        if type(value) not in (int, float) or not 0 < value < math.inf:  # pyright: ignore[reportOperatorIssue]
             raise WeftError(f"{name}={value!r} is no positive number.")
 
 

@@ -176,6 +176,9 @@ class Trainer:
                 raise
             if self.in_lockstep:  # the others wait in the middle of their step
                 raise WeftError("Out of memory; give a smaller --run.micro_batch.") from None
+            if isinstance(self.forward, Replayed) and self.forward.holds_memory:
+                self.stop_replaying()
+                return self.train_step(step, batch)
             totals, no_memory = torch.zeros(2, device=self.device), True
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
@@ -257,15 +260,19 @@ class Trainer:
         if smaller < 1:
             self.world.fail(WeftError("Out of memory with a single picture; choose a smaller --img-size or --model."))
         self.optimizer.zero_grad(set_to_none=True)
-        self.free_memory()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         self.progress.micro_batch = smaller
         self.event(f"out of memory: {smaller} pictures at a time now; batch and learning rate stay as they are")
 
-    def free_memory(self) -> None:
+    def stop_replaying(self) -> None:
+        """From now on Python launches one by one, which takes less memory than recordings beside other passes do."""
+        self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.forward, Replayed):
             self.forward.forget()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            self.forward = self.forward.model
+            self.event("memory is short: the training step is no longer replayed")
+        torch.cuda.empty_cache()
 
     # Reports ----------------------------------------------------------------------------------------------------
 
@@ -442,14 +449,14 @@ class Trainer:
         return meter.result()
 
     def infer(self, model: nn.Module, pictures: Any) -> Any:
-        for last in (False, True):
-            try:
-                return self.task.infer(model, pictures)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-            if not last:
-                self.free_memory()  # recordings of training hold theirs
+        try:
+            return self.task.infer(model, pictures)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        if isinstance(self.forward, Replayed) and self.forward.holds_memory:
+            self.stop_replaying()
+            return self.infer(model, pictures)
         raise WeftError(
             "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"
             f" --test.short_side. The state before it is saved in {self.run}."

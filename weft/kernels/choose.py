@@ -2,7 +2,7 @@
 
 Nothing is tried out while a user waits. A table has for each operation a list of rows: a shape, the launch parameters
 that were fastest for it, and how many times faster than the twin they were. A shape that no row has gets the parameters
-of the nearest row; a GPU that no table has gets the operation's own defaults.
+of the nearest row; a shape far from all of them, or a GPU that no table has, gets the operation's own defaults.
 """
 
 import json
@@ -19,6 +19,7 @@ from weft.files import write_text
 from weft.kernels.switch import interpreted
 
 Row = dict[str, Any]
+FARTHEST = math.log(64)  # a shape so many times as large, or small, says nothing about another
 MEASURED = Path(__file__).parent / "measured.json"  # {gpu: {operation: [{"shape": {}, "launch": {}, "gain": 1.0}]}}
 
 
@@ -94,7 +95,7 @@ def _nearest(gpu: str, operation: str, shape: tuple[tuple[str, Any], ...]) -> Ro
     wanted = dict(shape)
     rows = [(_distance(wanted, row["shape"]), row) for row in _rows(gpu, operation)]
     distance, row = min(rows, key=lambda pair: pair[0], default=(math.inf, None))
-    return row if distance < math.inf else None
+    return row if distance <= FARTHEST else None
 
 
 @cache

@@ -12,12 +12,15 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from weft.errors import WeftError
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.base import HybridModel
 from weft.models.ceit import LeFF
 from weft.models.cvt import Attention, Block
 from weft.models.layers import ConvNorm, LinearNorm
-from weft.models.on_cpu import LinearAct, TokenBlock
+from weft.models.linear_act import LinearAct
+from weft.models.on_cpu import TokenBlock
+from weft.models.replay import Replayed
 from weft.models.vt_resnet import ResNetTrunk
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -44,9 +47,13 @@ def fuse(model: ModelT) -> ModelT:
     computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the
     linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else; keys and
     values of CvT need no bias. Weights are laid out in memory as the kernels read them, which saves a copy per call;
-    `on_cpu` says what else is done there. The outputs are those of `model.eval()` up to rounding. The copy is for
+    `linear_act` and `on_cpu` say what else is done. The outputs are those of `model.eval()` up to rounding. The copy is for
     inference: its parameters no longer match checkpoints of the model.
     """
+    if not isinstance(model, nn.Module):
+        raise WeftError(f"weft.fuse takes a model, not {type(model).__name__}; make one with weft.create_model.")
+    if isinstance(model, Replayed):
+        raise WeftError("A model is fused before it is replayed: weft.replay(weft.fuse(model)).")
     fused = copy.deepcopy(model).eval()
     for module in list(fused.modules()):
         if isinstance(module, ConvNorm | LinearNorm | LeFF):

@@ -1,6 +1,6 @@
 """Attention to as many keys as fit into one tile."""
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
 
 import torch
 import triton
@@ -20,8 +20,10 @@ def _attend(
     WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries of one head of one picture. q and y are (B, queries, channels), k and v (B, keys, channels)."""
-    picture, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
+    blocks = tl.cdiv(queries, ROWS)
+    which = tl.program_id(0) // blocks
+    picture, head = (which // heads).to(tl.int64), which % heads
+    row, key = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     channel = head * WIDTH + tl.arange(0, WIDTH)
     asked = (picture * queries + row)[:, None] * channels + channel[None, :]
     held = (picture * keys + key)[:, None] * channels + channel[None, :]
@@ -44,7 +46,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor
     y, rows = torch.empty_like(q), launched["rows"]
     if y.numel():
         launch(
-            _attend, (cdiv(queries, rows), batch * heads),
+            _attend, (cdiv(queries, rows) * batch * heads,),
             q, k, v, y, scale * LOG2_E, queries, keys, channels, heads, width, max(16, power_of_two(keys)), rows,
             num_warps=launched["num_warps"],
         )  # fmt: skip
