@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from weft import __version__
+from weft.cli_ablate import ablate
 from weft.cli_bench import bench
 from weft.cli_results import evaluate, predict
 from weft.cli_search import search
@@ -28,6 +29,7 @@ app.command(evaluate, name="eval")
 app.command(predict)
 app.command(bench)
 app.command(search)
+app.command(ablate)
 
 
 @app.command

@@ -178,6 +178,7 @@ class RunConfig:
     val_epochs: int = key(1, "validate after so many epochs, and after the last one", least=1)
     patience: int = key(0, "stop after so many epochs without a better validation; 0: never", least=0)
     save_minutes: float = key(5.0, "also save within an epoch, so often", least=0)
+    report: bool = key(True, "at the end evaluate the kept model once more, in detail, and write report.html")
     tensorboard: bool = key(False, "also write curves for TensorBoard (pip install tensorboard)")
     deterministic: bool = key(False, "only deterministic algorithms on GPUs, slower; the CPU always is")
 

@@ -476,7 +476,7 @@ class Sitting:
             self.screen.close()
             if metrics:
                 metrics.close()
-        results = self.world.on_main(self.finish)
+        results = self.world.on_main(self.finish) if self.config.run.report else {}
         return Run(self.folder, results)
 
     def finish(self) -> dict[str, Any]:

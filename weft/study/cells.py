@@ -46,7 +46,7 @@ class Cell:
 @dataclass(frozen=True)
 class Result:
     cell: Cell
-    metrics: dict[str, Any] = field(default_factory=dict)  # of the validation pictures, as `weft eval` gives them
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation: top1, loss, ...
     curve: list[dict[str, Any]] = field(default_factory=list)  # a row for each epoch: train_loss, val_top1, seconds
     speed: float = 0.0  # pictures per second in training
     seconds: float = 0.0  # of the whole cell: start, training, evaluation
@@ -94,37 +94,41 @@ def how_far(study: Path, cell: Cell) -> str:
 
 def train_cell(folder: Path, device: str) -> Result:
     """Trains what `folder`/cell.json says, or goes on with it, and writes down what it found."""
-    from weft.engine.state import locked
+    from weft.engine.state import STATE, locked
 
     cell = Cell(**json.loads((folder / "cell.json").read_text(encoding="utf-8")))
     begin = time.monotonic()
     with locked(folder), open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        metrics = _train(cell, folder / "run", device)
+        _train(cell, folder / "run", device)
         rows = _rows(folder / "run")
+        curve = [row for row in rows if row["kind"] == "epoch"]
         speeds = [row["pictures_per_second"] for row in rows if row["kind"] == "step"]
         result = Result(
             cell,
-            metrics=metrics,
-            curve=[row for row in rows if row["kind"] == "epoch"],
+            metrics={key.removeprefix("val_"): value for key, value in curve[-1].items() if key.startswith("val_")},
+            curve=curve,
             speed=statistics.median(speeds[1:] or speeds or [0.0]),  # the first step is slow
             seconds=time.monotonic() - begin,
         )
         if result.score is None:
             raise WeftError("there are no validation pictures to compare by; name some with --val")
         write_text(folder / RESULT, json.dumps(asdict(result)))
+        shutil.rmtree(folder / "run" / STATE.parent, ignore_errors=True)  # nobody goes on with it, and it is large
     return result
 
 
-def _train(cell: Cell, run: Path, device: str) -> dict[str, Any]:
+def _train(cell: Cell, run: Path, device: str) -> None:
+    """Without a report: the last validation says what is compared."""
     from weft.engine.state import STATE
     from weft.training import train
 
     if (run / STATE).exists():
         with contextlib.suppress(WeftError):  # a state that nothing can be made of, or other pictures
-            return train(resume=run, device=device, allow_changes=True).metrics
+            train(resume=run, device=device, allow_changes=True)
+            return
     shutil.rmtree(run, ignore_errors=True)
-    settings = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches), **cell.settings}
-    return train(cell.data, recipe=cell.recipe, out=run, device=device, **settings).metrics
+    model = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches)}
+    train(cell.data, recipe=cell.recipe, out=run, device=device, **{**model, "run.report": False, **cell.settings})
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:

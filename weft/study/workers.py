@@ -58,6 +58,11 @@ def places(device: str, jobs: int) -> list[str]:
     return [gpus[i % len(gpus)] for i in range(jobs or len(gpus))]
 
 
+def threads(places: Sequence[str]) -> int:
+    """Of each worker on a CPU."""
+    return max(1, cores() // len(places))
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -127,7 +132,7 @@ class Crew:
     def hire(self, place: str) -> "subprocess.Popen[str]":
         environment = dict(os.environ)
         if place == "cpu":
-            environment["OMP_NUM_THREADS"] = str(max(1, cores() // len(self.places)))
+            environment["OMP_NUM_THREADS"] = str(threads(self.places))
         command = [sys.executable, "-m", "weft.study.workers", place]
         with open(self.study / "workers.txt", "ab") as log:  # what a crash says
             worker = subprocess.Popen(
