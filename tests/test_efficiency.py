@@ -11,7 +11,9 @@ from weft.study.efficiency import Design, compare
 from weft.study.settle import Common
 
 MODELS = {"cvt_nano": {"depths": [1, 1, 1]}, "ceit_nano": {"depth": 2}}
-COMMON = Common("demo:fashion", "quick", {"data.fraction": 0.5}, MODELS, classes=10, channels=1, size=(28, 28))
+COMMON = Common(
+    "demo:fashion", "quick", {"data.fraction": 0.5}, MODELS, classes=10, channels=1, size=(28, 28), validated=100
+)
 
 
 def design(**how) -> Design:

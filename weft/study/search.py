@@ -57,6 +57,7 @@ class Plan:
     input_size: tuple[int, int, int]
     recipe: str
     settings: dict[str, Any]  # of every training, by their full names
+    validated: int  # pictures that the trained networks are measured by
     objective: str = "macs"  # or "parameters": what should be little
     most_parameters: float = 0  # 0: no limit
     most_macs: float = 0
@@ -82,7 +83,6 @@ class Trial:
     macs: int
     judged: float  # its validation score, found cheaply
     trained: float | None = None  # and after a whole training
-    interval: list[float] | None = None  # of that, 95 %, where the score has one
     run: str = ""  # the folder of that, below the search's
     what: str = ""  # "as it is" for the model that was searched from
 
@@ -329,8 +329,7 @@ class Search:
         if all(result.error for result in results):
             raise WeftError(f"None of the networks could be trained: {results[0].error}")
         for trial, result in zip(best, results, strict=True):
-            trial.trained, trial.interval = result.score, result.metrics.get(f"{self.score}_interval")
-            trial.run = f"trained/cells/{result.cell.key}/run"
+            trial.trained, trial.run = result.score, f"trained/cells/{result.cell.key}/run"
 
     def weights_of(self, trial: Trial) -> dict[str, Any]:
         """Where a training begins: at new weights, or at those of the supernet."""
@@ -366,6 +365,7 @@ def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, spac
         input_size=(common.channels, *common.size),
         recipe=common.recipe,
         settings=common.settings,
+        validated=common.validated,
         **how,
     )
 

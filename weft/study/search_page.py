@@ -129,10 +129,11 @@ def draw(axes: Any, found: Found) -> None:
     for ink, (label, (points, joined)) in zip(INKS, lines_of(found).items(), strict=False):
         xs, ys = zip(*points, strict=True)
         pareto.plot([x / unit for x in xs], ys, color=ink, label=label, zorder=3 if joined else 2, **marks[joined])
-    for trial in found.trained:  # 95 % intervals, by the number of validation pictures
-        if trial.interval:
-            ends = [100 * end for end in trial.interval]
-            pareto.plot([getattr(trial, found.plan.objective) / unit] * 2, ends, color=INKS[1], lw=0.8, alpha=0.5)
+    for trial in found.trained if found.score == "top1" else []:  # one standard error of the validation pictures
+        part = trial.trained or 0.0
+        error = 100 * (part * (1 - part) / found.plan.validated) ** 0.5
+        x = getattr(trial, found.plan.objective) / unit
+        pareto.errorbar(x, 100 * part, error, color=INKS[1], lw=0.8, capsize=2, zorder=1)
     pareto.set_xlabel(name)
     pareto.set_ylabel(f"{score}, %")
     pareto.legend(fontsize=7)

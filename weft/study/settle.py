@@ -27,6 +27,7 @@ class Common:
     classes: int
     channels: int
     size: tuple[int, int]
+    validated: int  # validation pictures
 
     def shape(self, model: str) -> dict[str, Any]:
         """The arguments of a model that the data decide."""
@@ -68,4 +69,5 @@ def settle(data: str, models: list[str], given: dict[str, Any], recipe: str, say
         classes=len(found.source.classes),
         channels=base.data.channels,
         size=(size, size),
+        validated=len(found.split.val),
     )
