@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from weft.data.findings import many
 from weft.files import write_text
 from weft.page import render
 from weft.plots import line_chart
@@ -36,7 +37,7 @@ def table(found: Comparison) -> list[list[str]]:
     for kind, xs in found.design.axes.items():
         for x in xs:
             epochs, part = found.design.length(kind, x)
-            cells = [f"{part:.0%} of the pictures, {epochs} epochs", spell(found.scores[first][kind][x])]
+            cells = [f"{part:.0%} of the pictures, {many(epochs, 'epoch')}", spell(found.scores[first][kind][x])]
             for model in others:
                 difference = found.difference(model, first, kind, x)
                 said = "-" if difference["mean"] is None else f"{100 * difference['mean']:+.2f}"

@@ -7,17 +7,15 @@ from typing import Any
 from weft.files import write_atomic
 
 INKS = ("#1f6f78", "#d98032", "#7a5ea8", "#bb2d3b", "#3d6186", "#5a6776")  # the colours of the pages
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "legend.frameon": False}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "legend.frameon": False}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e1e5ea"}
 
 
-def write_figure(folder: Path, name: str, draw: Callable[[Any], None], panels: int = 1) -> list[str]:
-    """`draw(axes)` as NAME.png and NAME.svg, `axes` being one, or a list of several; nothing without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
+def write_figure(folder: Path, name: str, draw: Callable[[Any], None], panels: int = 1) -> None:
+    """`draw(axes)` as NAME.png and NAME.svg, `axes` being one, or a list of several."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.9 * panels, 2.9), layout="constrained")
         draw(figure.subplots(1, panels))
@@ -26,4 +24,3 @@ def write_figure(folder: Path, name: str, draw: Callable[[Any], None], panels: i
                 folder / f"{name}.{ending}",
                 lambda path, unsaid=unsaid: figure.savefig(path, dpi=200, metadata=unsaid),
             )
-    return [f"{name}.png", f"{name}.svg"]

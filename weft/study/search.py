@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.data.findings import many
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.study.cells import SCORES, Cell
@@ -38,6 +39,8 @@ from weft.study.workers import run_cells
 
 if TYPE_CHECKING:
     import optuna
+
+    from weft.study.judge import SupernetJudge
 
 SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
 FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epochs
@@ -131,7 +134,6 @@ class Search:
         self.folder, self.plan, self.device, self.jobs, self.say = folder, plan, device, jobs, say
         self.space, self.score = plan.space, ""
         self.costs = Costs(self.space, plan.input_size)
-        self.inherited: Any = None  # the supernet's judge
 
     def run(self) -> Found:
         """All three steps, or what is left of them."""
@@ -189,11 +191,13 @@ class Search:
         return not train(plan.data, recipe=plan.recipe, out=run, **settings).stopped
 
     def subnet_score(self, point: Point) -> float:
+        return self.take_score(self.inherited(point))
+
+    @cached_property
+    def inherited(self) -> "SupernetJudge":
         from weft.study.judge import SupernetJudge
 
-        if self.inherited is None:
-            self.inherited = SupernetJudge(self.folder / "supernet", self.device, self.plan.seed)
-        return self.take_score(self.inherited(point))
+        return SupernetJudge(self.folder / "supernet", self.device, self.plan.seed)
 
     def take_score(self, metrics: dict[str, Any]) -> float:
         self.score = next(name for name in SCORES if metrics.get(name) is not None)
@@ -316,7 +320,7 @@ class Search:
                 trial.what = "as it is"
                 best += [trial] if trial not in best else []
         cells = [self.cell(trial.point, epochs, **self.weights_of(trial)) for trial in best]
-        self.say(f"training {len(cells)} networks for {epochs} epochs each")
+        self.say(f"training {many(len(cells), 'network')} for {many(epochs, 'epoch')} each")
         told: set[str] = set()
 
         def watch(states: dict[str, str]) -> None:
@@ -337,8 +341,6 @@ class Search:
             return {}
         from weft.models.folder import save_model
 
-        if self.inherited is None:
-            self.subnet_score(trial.point)
         name = hashlib.blake2b(_key(trial.point).encode(), digest_size=6).hexdigest()
         folder = self.folder / "inherited" / name
         if not (folder / "config.json").exists():

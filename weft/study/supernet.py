@@ -44,7 +44,7 @@ class Skeletons:
         if len(fixed) < len(point):
             for i, j in ((i, j) for i, depth in enumerate(self.space.depths) for j in range(depth)):
                 everywhere = {name: point[f"{name.split('[')[0]}[{i}][{j}]"] for name in point if name not in fixed}
-                donor = self._made(self.donors, fixed | everywhere, fixed | everywhere)
+                donor: Any = self._made(self.donors, fixed | everywhere, fixed | everywhere)
                 whole.stages[i].blocks[j] = donor.stages[i].blocks[j]
         return whole
 
