@@ -17,6 +17,7 @@ from weft.cli_ablate import ablate
 from weft.cli_bench import bench
 from weft.cli_explain import explain
 from weft.cli_results import evaluate, predict
+from weft.cli_search import search
 from weft.errors import WeftError, check_writable, did_you_mean
 from weft.terminal import Flag, Keys, check_out, progress_of
 
@@ -29,6 +30,7 @@ app.command(evaluate, name="eval")
 app.command(predict)
 app.command(explain)
 app.command(bench)
+app.command(search)
 app.command(ablate)
 
 

@@ -1,13 +1,14 @@
-"""The command that measures speed: `weft bench`, of models and of kernels."""
+"""The command that measures: `weft bench`, speed of models and of kernels, and how fast models learn."""
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from weft.errors import WeftError, check_positive, check_ratio
-from weft.terminal import Flag, OutFile, check_out, progress_of, write_out
+from weft.terminal import Flag, Keys, OutFile, check_out, progress_of, write_out
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,19 @@ def bench(
     kernels: Annotated[bool, Flag] = False,
     only: Names = [],  # noqa: B006
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    compare: str = "",
+    epochs: str = "",
+    fractions: str = "",
+    seeds: int = 1,
+    recipe: str = "",
+    jobs: int = 0,
+    out: str = "",
+    keys: Keys = [],  # noqa: B006
 ) -> None:
     """Measure how fast models are, next to others in the same run: pictures per second, memory, ratio.
+
+    With --compare DATA, measure how fast they learn instead: accuracy against epochs and against pictures, at equal
+    budgets. The same command goes on where it was stopped.
 
     Inference runs Weft's models through `weft.fuse`, every model in the type given; training is forward, backward and
     AdamW under autocast. Every round times every model in turn.
@@ -69,8 +81,35 @@ def bench(
     as_json
         Write the numbers to this file, with machine, versions and settings; - for standard output. With --kernels:
         write the table there.
+    compare
+        Train the models on these pictures, and compare what they reach.
+    epochs
+        With --compare: budgets, such as 10,20,30, which is the default.
+    fractions
+        With --compare: parts of the training pictures, by default 0.2,0.6,1, each trained for as many steps as the
+        first budget has.
+    seeds
+        With --compare: trainings of each kind, for mean, spread and intervals of the differences.
+    recipe
+        With --compare: a name of `weft recipes`, or a YAML file; by default chosen from the data.
+    jobs
+        With --compare: trainings at once; 0: one for each GPU, or as many as a CPU has cores for.
+    out
+        With --compare: the folder; by default runs/compare-DATA-MODELS.
+    keys
+        With --compare: settings of the trainings, such as --optim.lr 0.001.
     """
     check_out(json=as_json)
+    if compare:
+        speed = dict(train=train, compile=compile, replay=replay, kernels=kernels, against=against, only=only)
+        unused = [name for name, value in speed.items() if value]
+        if unused:
+            raise WeftError(f"--{unused[0]} is for measurements of speed; leave it out with --compare.")
+        settings = {**dict(key.split("=", 1) for key in keys), "img_size": img_size, "batch": batch, "device": device}
+        _compare(list(models), compare, settings, epochs, fractions, seeds, recipe, jobs, device, out)
+        return
+    if epochs or fractions or recipe or out or keys or seeds != 1:
+        raise WeftError("--epochs, --fractions, --seeds, --recipe and --out are for trainings; say --compare DATA.")
     if kernels:
         _kernels(list(models), only, as_json)
         return
@@ -113,6 +152,64 @@ def bench(
         sys.exit(1)
 
 
+def _compare(
+    models: list[str],
+    data: str,
+    given: dict[str, Any],
+    epochs: str,
+    fractions: str,
+    seeds: int,
+    recipe: str,
+    jobs: int,
+    device: str,
+    out: str,
+) -> None:
+    if len(models) < 2 or len(set(models)) < len(models):
+        raise WeftError("Name two or more models to compare: weft bench ceit_nano t2t_vit_7 --compare DATA")
+    check_positive(seeds=seeds)
+    budgets = _numbers("epochs", epochs or "10,20,30", whole=True)
+    parts = _numbers("fractions", fractions or "0.2,0.6,1", most=1.0)
+
+    from weft.analysis.show import columns
+    from weft.study.efficiency import Design, compare
+    from weft.study.efficiency_page import table
+    from weft.study.settle import settle
+    from weft.training import name_settings
+
+    common = settle(data, models, name_settings(given), recipe, lambda text: print(text, flush=True))
+    folder = Path(out or f"runs/compare-{Path(data.replace(':', '-')).stem}-{'-'.join(models)}")
+    design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
+    total = len({design.cell(*place).key for place in design.places()})
+    print(f"{total} trainings -> {folder}", flush=True)
+    told: set[str] = set()
+
+    def watch(states: dict[str, str]) -> None:
+        for key, state in states.items():
+            if state.startswith(("done", "failed")) and key not in told:
+                told.add(key)
+                print(f"{len(told)}/{total} {key}: {state}", flush=True)
+
+    found = compare(folder, design, jobs=jobs, device=device, watch=watch)
+    header, *rows = table(found)
+    print("\n".join(columns([header, *rows], right=range(1, len(header)))))
+    for error in found.errors:
+        print(f"not trained: {error}", file=sys.stderr)
+    print(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
+    if found.errors:
+        sys.exit(1)
+
+
+def _numbers(option: str, text: str, *, most: float = float("inf"), whole: bool = False) -> list[float]:
+    """10,20,30 as rising numbers."""
+    try:
+        values = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        values = [-1.0]
+    if not all(0 < value <= most and not (whole and value % 1) for value in values):
+        raise WeftError(f"--{option} {text} is no list such as {'10,20,30' if whole else '0.2,0.6,1'}.")
+    return values
+
+
 def _place(name: str) -> "torch.device":
     from weft.engine.device import pick_device
 
@@ -153,8 +250,6 @@ def _kernels(models: list[str], only: list[str], file: str) -> None:
         raise WeftError(f"--kernels measures no models; leave {models[0]!r}, or choose kernels with --only.")
     if file == "-":
         raise WeftError("--kernels prints its progress; give --json a file.")
-
-    from pathlib import Path
 
     from weft.kernels import choose, measure
 

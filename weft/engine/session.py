@@ -117,7 +117,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             check_settings(full)
             check_task_settings(full)
             check_name(full.model.name)
-        if "run.minutes" in given and "run.epochs" in given:
+        if full.run.minutes and "run.epochs" in given:
             choices.append("run.minutes decides how many epochs there are; run.epochs is not used")
         for line in choices:
             say(line)

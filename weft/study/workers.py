@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from weft.errors import WeftError
 from weft.files import write_text
@@ -173,8 +174,9 @@ def main(place: str) -> None:
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed is no answer
+    orders, sys.stdin = os.fdopen(os.dup(0), encoding="utf-8"), open(os.devnull)  # noqa: SIM115  forked readers close it
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(folders,), daemon=True).start()
+    threading.Thread(target=_listen, args=(orders, folders), daemon=True).start()
     while True:
         folder = Path(folders.get())
         try:
@@ -188,8 +190,8 @@ def main(place: str) -> None:
         print(json.dumps(error), file=answers, flush=True)
 
 
-def _listen(folders: "queue.SimpleQueue[str]") -> None:
-    for line in sys.stdin:
+def _listen(orders: TextIO, folders: "queue.SimpleQueue[str]") -> None:
+    for line in orders:
         folders.put(line.rstrip("\n"))
     os._exit(0)  # no more cells, or no parent
 

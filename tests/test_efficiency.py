@@ -1,0 +1,104 @@
+"""`weft bench --compare`: which trainings there are, and what is made of them."""
+
+import json
+
+import pytest
+
+from tests.small_runs import command, refused
+from weft.study import efficiency
+from weft.study.cells import Result
+from weft.study.efficiency import Design, compare
+from weft.study.settle import Common
+
+MODELS = {"cvt_nano": {"depths": [1, 1, 1]}, "ceit_nano": {"depth": 2}}
+COMMON = Common(
+    "demo:fashion", "quick", {"data.fraction": 0.5}, MODELS, classes=10, channels=1, size=(28, 28), validated=100
+)
+
+
+def design(**how) -> Design:
+    return Design(**{"common": COMMON, "epochs": (10, 20, 30), "fractions": (0.2, 0.6, 1.0), **how})
+
+
+def test_equal_budgets():
+    """As in ViTAE: five times the epochs with a fifth of the pictures; and the training on all of them is made once."""
+    cells = {place: design().cell(*place) for place in design().places()}
+    parts = [cell.settings for (_, kind, _, _), cell in cells.items() if kind == "pictures"]
+    steps = [each["run.epochs"] * each["data.fraction"] for each in parts]
+    assert steps == pytest.approx([5.0] * 6, rel=0.03)  # ten epochs of half of the pictures; 17 epochs for 16.7
+    assert cells["cvt_nano", "pictures", 0.2, 0].settings["run.epochs"] == 50
+    assert len(cells) == 12
+    assert len({cell.key for cell in cells.values()}) == 10
+    same = {
+        json.dumps(cell.settings, sort_keys=True)
+        for (_, kind, x, _), cell in cells.items()
+        if (kind, x) == ("epochs", 20)
+    }
+    assert len(same) == 1  # for both models
+
+
+SCORES = {"cvt_nano": 0.6, "ceit_nano": 0.5}
+
+
+def trained_at_once(study, cells, *, watch=None, **how):
+    """Scores that grow with the epochs; the second seed is better by 0.02."""
+    results = []
+    for cell in cells:
+        top1 = SCORES[cell.model] + cell.settings["run.epochs"] / 1000 + 0.02 * cell.seed
+        curve = [{"epoch": e + 1, "val_top1": top1 * (e + 1) / 3} for e in range(3)]
+        results.append(Result(cell, {"top1": top1, "n": 100}, curve))
+    return results
+
+
+def test_numbers_of_a_comparison(tmp_path, monkeypatch):
+    monkeypatch.setattr(efficiency, "run_cells", trained_at_once)
+    found = compare(tmp_path, design(seeds=2))
+    content = json.loads((tmp_path / "compare.json").read_text())
+    cvt = content["models"]["cvt_nano"]
+    assert [row["mean"] for row in cvt["epochs"]] == pytest.approx([0.62, 0.63, 0.64])
+    assert [row["sd"] for row in cvt["pictures"]] == pytest.approx([0.02 / 2**0.5] * 3)
+    assert cvt["curve"][-1] == [3, pytest.approx(0.63)]
+    assert [d["mean"] for d in content["differences"]] == pytest.approx([-0.1] * 6)
+    assert {d["model"] for d in content["differences"]} == {"ceit_nano"}
+    assert found.line("ceit_nano", "epochs")[0] == (10, pytest.approx(0.52))
+    assert "20% of the pictures, 50 epochs" in (tmp_path / "compare.html").read_text()
+    assert all((tmp_path / f"compare.{ending}").stat().st_size > 1000 for ending in ("png", "svg"))
+
+
+def test_a_model_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypatch):
+    def one_fails(study, cells, **how):
+        good = trained_at_once(study, cells)
+        return [Result(r.cell, error="no memory") if r.cell.model == "ceit_nano" else r for r in good]
+
+    monkeypatch.setattr(efficiency, "run_cells", one_fails)
+    found = compare(tmp_path, design())
+    assert found.errors == ["ceit_nano: no memory"]
+    assert found.line("ceit_nano", "epochs") == []
+    assert "no memory" in (tmp_path / "compare.html").read_text()
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(efficiency, "run_cells", trained_at_once)
+    code, out, err = command(
+        "bench", *SCORES, "--compare", "demo:fashion", "--epochs", "1,2", "--out", tmp_path / "out"
+    )
+    assert code == 0, err
+    assert "100% of the pictures, 2 epochs" in out
+    assert "-10.00" in out
+    assert (tmp_path / "out/compare.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cvt_nano", "--compare", "demo:fashion"], ("two or more",)),
+        (["cvt_nano", "cvt_nano", "--compare", "demo:fashion"], ("two or more",)),
+        (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--epochs", "2.5"], ("--epochs 2.5", "10,20,30")),
+        (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--fractions", "0,1"], ("--fractions",)),
+        (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--train"], ("--train",)),
+        (["cvt_nano", "ceit_nano", "--epochs", "3"], ("--compare DATA",)),
+        (["cvt_nano", "ceit_nanoo", "--compare", "demo:fashion"], ("ceit_nanoo",)),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, words):
+    refused(command("bench", *arguments), *words)

@@ -1,0 +1,176 @@
+"""`weft search` and what it is made of, with judges and trainings that take no time; the slow test has real ones."""
+
+import json
+import sys
+
+import pytest
+
+from tests.small_runs import command, make_pictures, refused
+from tests.variants import CVT
+from weft.errors import WeftError
+from weft.study import search as searching
+from weft.study.cells import Result
+from weft.study.search import Plan, Search, amount, keep_plan
+
+BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}
+ARGS = {**CVT, "depths": [1, 1, 1]}
+pytest.importorskip("optuna")
+
+
+def plan_of(**how) -> Plan:
+    common = dict(
+        data="demo:fashion", model="cvt_nano", choices=BLOCKS, args=ARGS, recipe="quick", settings={}, validated=100
+    )
+    shape = dict(shape={"num_classes": 10, "img_size": (16, 16)}, input_size=(3, 16, 16))
+    return Plan(**{**common, **shape, **how})
+
+
+def judge_by(plan: Plan, folder, **how) -> Search:
+    """A search whose judge knows the answer: accuracy grows with the MACs, and stride 1 in stage 2 is worth more."""
+    search = Search(folder, plan, say=lambda text: None, **how)
+    search.score = "top1"
+    return search
+
+
+def score(search: Search, point) -> float:
+    return round(search.costs.of(point)[1] / 1e7 + (point["stride_kv[1][0]"] == 1) * 0.1, 6)
+
+
+def explored(folder, plan: Plan, stop_at: int = 0):
+    search, calls = judge_by(plan, folder), []
+
+    def judge(point):
+        calls.append(point)
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return score(search, point)
+
+    return search.explore(judge), calls
+
+
+def test_a_killed_search_goes_on_as_if_nothing_had_been(tmp_path):
+    """The trial that was under way is made again; all proposals are those of a search that was not killed."""
+    plan = plan_of(trials=5)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole, _ = explored(tmp_path / "whole", plan)
+    with pytest.raises(KeyboardInterrupt):
+        explored(tmp_path / "cut", plan, stop_at=4)
+    rest, calls = explored(tmp_path / "cut", plan)
+    assert len(calls) == 5 - 3
+    assert [(t.point, t.judged) for t in rest] == [(t.point, t.judged) for t in whole]
+    assert len({json.dumps(t.point) for t in whole}) == 5
+
+
+def test_limits_hold_and_a_small_space_is_judged_whole(tmp_path):
+    few = {"model": {"mlp_ratio": [1.0, 2.0, 3.0, 4.0], "stride_kv": [1, 2]}}
+    plan = plan_of(choices=few, trials=60)
+    costs = Search(tmp_path, plan).costs
+    both = sorted(costs.of(point) for point in plan.space.all())
+    limited = plan_of(choices=few, trials=60, most_parameters=both[4][0], most_macs=max(m for _, m in both) - 1)
+    found = judge_by(limited, tmp_path).explore(lambda point: 0.5)
+    within = [cost for cost in both if cost[0] <= limited.most_parameters and cost[1] <= limited.most_macs]
+    assert sorted((t.parameters, t.macs) for t in found) == within
+    assert 0 < len(within) < 8
+
+
+def test_limits_that_nothing_keeps_are_told_at_once(tmp_path):
+    with pytest.raises(WeftError, match=r"the smallest has 20.7 k parameters"):
+        Search(tmp_path, plan_of(most_parameters=1000)).run()
+
+
+def trained_at_once(study, cells, *, watch=None, **how):
+    """Cells whose score is that of their order."""
+    if watch:
+        watch({cell.key: "done" for cell in cells})
+    metrics = [{"top1": 0.5 + i / 100, "n": 100} for i in range(len(cells))]
+    return [Result(cell, each) for cell, each in zip(cells, metrics, strict=True)]
+
+
+def test_what_is_found_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "run_cells", trained_at_once)
+    plan = plan_of(trials=5, keep=3, supernet=False, objective="parameters")
+    found = Search(tmp_path, plan, say=lambda text: None).run()
+    content = json.loads((tmp_path / "search.json").read_text())
+    assert content["size_of_space"] == 64
+    assert [row["judged"] for row in content["trials"]] == [0.5] * 5
+    assert len(found.trained) in (3, 4)  # the model as it is may come on top
+    assert sum("as it is" in row["what"] for row in content["trials"]) == 1
+    best = max(found.trained, key=lambda t: t.trained)
+    assert best in found.front()
+    page = (tmp_path / "search.html").read_text()
+    assert "--model.args.stride_kv" in page
+    assert all((tmp_path / f"pareto.{ending}").stat().st_size > 1000 for ending in ("png", "svg"))
+
+
+def test_a_folder_of_another_search_is_refused_and_more_trials_are_not(tmp_path):
+    keep_plan(tmp_path, plan_of(trials=5))
+    keep_plan(tmp_path, plan_of(trials=50))
+    with pytest.raises(WeftError, match="holds another search: its objective is 'macs'"):
+        keep_plan(tmp_path, plan_of(objective="parameters"))
+
+
+@pytest.mark.parametrize(("number", "text"), [(18209192, "18.2 M"), (5077193728, "5.08 G"), (950, "950")])
+def test_amounts(number, text):
+    assert amount(number) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--params", "many"], ("--params many", "18M")),
+        (["--macs", "0"], ("--macs 0",)),
+        (["--trials", "0"], ("trials",)),
+        (["--minutes", "2", "--epochs", "3"], ("--minutes",)),
+        (["--no-supernet", "--inherit"], ("--inherit",)),
+        (["--model", "cvt_31"], ("cvt_31",)),
+        (["--model", "cvt_nano", "--space", "nowhere.yaml"], ("nowhere.yaml",)),
+    ],
+)
+def test_bad_input_gets_one_line(tmp_path, arguments, words):
+    refused(command("search", "demo:fashion", "--out", tmp_path / "out", *arguments), *words)
+
+
+def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    refused(command("search", "demo:fashion", "--out", tmp_path / "out"), "pip install 'weft[search]'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_are_not_to_be_classified(tmp_path):
+    refused(command("search", "demo:nuclei", "--model", "cvt_nano", "--out", tmp_path / "out"), "classifiers")
+
+
+def small_search(tmp_path, trials: int, *more: object):
+    pictures = tmp_path / "pictures"
+    if not pictures.exists():
+        make_pictures(pictures)
+    args = [word for key, value in ARGS.items() for word in (f"--model.args.{key}", json.dumps(value))]
+    short = ["--epochs", 1, "--trials", trials, "--keep", 2, "--img-size", 16, "--device", "cpu", "--jobs", 1]
+    short += ["--run.batch", 8, "--model", "cvt_nano"]
+    return command("search", pictures, "--recipe", "quick", "--out", tmp_path / "out", *short, *args, *more)
+
+
+def test_from_pictures_to_page_with_a_supernet(tmp_path, monkeypatch):
+    """The supernet is trained for real, and judges by its weights."""
+    monkeypatch.setattr(searching, "run_cells", trained_at_once)
+    code, out, err = small_search(tmp_path, 3)
+    assert code == 0, err
+    assert "supernet: 64 networks" in out
+    assert out.count("trial ") == 3
+    assert "no other network trained is better and cheaper" in out
+    assert (tmp_path / "out/search.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["--inherit"], ["--no-supernet"]])
+def test_with_real_trainings(tmp_path, how):
+    code, _, err = small_search(tmp_path, 3, *how)
+    assert code == 0, err
+    trained = [row for row in json.loads((tmp_path / "out/search.json").read_text())["trials"] if row["run"]]
+    assert len(trained) >= 2
+    assert all((tmp_path / "out" / row["run"] / "model.safetensors").exists() for row in trained)
+    code, out, err = small_search(tmp_path, 4, *how)  # more trials: nothing is done twice
+    assert code == 0, err
+    assert out.count("trial ") == 1
+    assert "supernet: " not in out

@@ -1,0 +1,78 @@
+"""A comparison to look at: one plot for papers with both axes, and a page."""
+
+from pathlib import Path
+from typing import Any
+
+from weft.data.findings import many
+from weft.files import write_text
+from weft.page import render
+from weft.plots import line_chart
+from weft.study.cells import SCORES
+from weft.study.efficiency import KINDS, Comparison
+from weft.study.figures import INKS, write_figure
+from weft.study.statistics import mean_sd
+
+
+def write_page(folder: Path, found: Comparison) -> None:
+    write_figure(folder, "compare", lambda axes: draw(axes, found), panels=2)
+    models = list(found.design.common.models)
+    charts = []
+    for kind, x_name in KINDS.items():
+        lines = {model: [(x, 100 * y) for x, y in found.line(model, kind)] for model in models}
+        show_x = None if kind == "epochs" else "{:.0%}".format
+        charts.append(line_chart(f"{SCORES[found.score]}, %", lines, x_name=x_name, show_x=show_x))
+    curves = {model: [(x, 100 * y) for x, y in points] for model, points in found.curves.items()}
+    charts.append(line_chart(f"{SCORES[found.score]} on the way, %, in the longest training", curves))
+    write_text(
+        folder / "compare.html",
+        render("compare.html.j2", found=found, charts=charts, rows=table(found), score=SCORES[found.score]),
+    )
+
+
+def table(found: Comparison) -> list[list[str]]:
+    """The header, and a row for each training that all models have: mean and spread of each model, differences."""
+    first, *others = found.design.common.models
+    several = found.design.seeds > 1
+    rows = [["", first, *(word for model in others for word in (model, "difference"))]]
+    for kind, xs in found.design.axes.items():
+        for x in xs:
+            epochs, part = found.design.length(kind, x)
+            cells = [f"{part:.0%} of the pictures, {many(epochs, 'epoch')}", spell(found.scores[first][kind][x])]
+            for model in others:
+                difference = found.difference(model, first, kind, x)
+                said = "-" if difference["mean"] is None else f"{100 * difference['mean']:+.2f}"
+                if several and difference["low"] is not None:
+                    said += f" ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f})"
+                cells += [spell(found.scores[model][kind][x]), said]
+            rows += [cells] if cells not in rows else []  # where both axes meet
+    return rows
+
+
+def spell(values: list[float]) -> str:
+    mean, sd = mean_sd(values)
+    if mean is None:
+        return "-"
+    return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
+
+
+def draw(axes: Any, found: Comparison) -> None:
+    """Epochs to the left, with the longest training's way as a thin line; pictures to the right."""
+    for place, (kind, x_name) in zip(axes, KINDS.items(), strict=True):
+        for ink, model in zip(INKS * 9, found.design.common.models, strict=False):
+            xs, means, sds = [], [], []
+            for x, values in found.scores[model][kind].items():
+                mean, sd = mean_sd(values)
+                if mean is not None:
+                    xs, means, sds = [*xs, x], [*means, 100 * mean], [*sds, 100 * (sd or 0)]
+            spread = sds if any(sds) else None
+            place.errorbar(xs, means, spread, color=ink, marker="o", ms=4, capsize=2, label=model)
+            if kind == "epochs" and model in found.curves:
+                way = found.curves[model]
+                place.plot([x for x, _ in way], [100 * y for _, y in way], color=ink, lw=0.7, alpha=0.5)
+        place.set_xlabel(x_name)
+        if kind == "pictures":
+            place.set_xticks(found.design.fractions, [f"{part:.0%}" for part in found.design.fractions])
+        else:
+            place.set_xticks(found.design.epochs)
+    axes[0].set_ylabel(f"{SCORES[found.score]}, %")
+    axes[0].legend(fontsize=7)

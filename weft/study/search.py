@@ -1,0 +1,434 @@
+"""`weft search`: which networks of a space are accurate and cheap, under limits of parameters and MACs.
+
+    1. a supernet is trained, in which all networks of the space share their weights (or none: --no-supernet);
+    2. optuna proposes networks, for much accuracy and little cost at once, and each is judged within seconds: by the
+       weights it inherits, or, without a supernet, by a training of a quarter of the epochs;
+    3. the best of them are trained for all epochs. Only these numbers are results; how the order of the first judgement
+       agrees with theirs (Kendall's tau) says how far it can be trusted.
+
+Trainings that are cut short because they look bad would be the usual pruning; optuna has none for two aims. Here the
+third step is what is spared: it is for the front of the second alone.
+
+    FOLDER/plan.json         what is searched; the same command goes on with it
+    FOLDER/supernet/         a run of `weft train`
+    FOLDER/trials.sqlite     optuna's study: open it with any of its tools
+    FOLDER/trained/          the networks of the third step, as cells of a study
+    FOLDER/search.json       everything found; with search.html, pareto.png, pareto.svg
+"""
+
+import hashlib
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.data.findings import many
+from weft.errors import WeftError
+from weft.files import write_text
+from weft.study.cells import SCORES, Cell
+from weft.study.pareto import choose, front, kendall_tau
+from weft.study.settle import Say, settle
+from weft.study.space import Point, Space, read_space
+from weft.study.supernet import NAME, Costs
+from weft.study.workers import run_cells
+
+if TYPE_CHECKING:
+    import optuna
+
+    from weft.study.judge import SupernetJudge
+
+SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
+FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epochs
+TRIES = 50  # proposals one after the other that are over the limits, or known: then it is enough
+MAY_GROW = ("trials", "keep")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is searched and how: all that decides the results."""
+
+    data: str
+    model: str
+    choices: dict[str, Any]  # of the space
+    args: dict[str, Any]  # of the model, beside those that are searched
+    shape: dict[str, Any]  # arguments that the data decide: classes, channels, size
+    input_size: tuple[int, int, int]
+    recipe: str
+    settings: dict[str, Any]  # of every training, by their full names
+    validated: int  # pictures that the trained networks are measured by
+    objective: str = "macs"  # or "parameters": what should be little
+    most_parameters: float = 0  # 0: no limit
+    most_macs: float = 0
+    trials: int = 60
+    keep: int = 6
+    epochs: int = 20
+    minutes: float = 0
+    supernet: bool = True
+    inherit: bool = False
+    seed: int = 0
+
+    @property
+    def space(self) -> Space:
+        return Space(self.model, self.choices, {**self.args, **self.shape})
+
+
+@dataclass
+class Trial:
+    """A network that was judged."""
+
+    point: Point
+    parameters: int
+    macs: int
+    judged: float  # its validation score, found cheaply
+    trained: float | None = None  # and after a whole training
+    run: str = ""  # the folder of that, below the search's
+    what: str = ""  # "as it is" for the model that was searched from
+
+    def pair(self, objective: str, score: str = "judged") -> tuple[float, float]:
+        return getattr(self, score), getattr(self, objective)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found so far."""
+
+    plan: Plan
+    trials: list[Trial]
+    score: str  # what networks are judged by, such as top1
+    epochs: int = 0  # of each training at the end
+    stopped: bool = False
+
+    @property
+    def trained(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.trained is not None]
+
+    def front(self) -> list[Trial]:
+        """The networks that none of the trained ones beats in both, or, before any is trained, of the judged ones."""
+        score, among = ("trained", self.trained) if self.trained else ("judged", self.trials)
+        return [among[i] for i in front([trial.pair(self.plan.objective, score) for trial in among])]
+
+    @property
+    def tau(self) -> float | None:
+        """How the order of the first judgement agrees with that after training."""
+        return kendall_tau([t.judged for t in self.trained], [t.trained or 0.0 for t in self.trained])
+
+    @property
+    def trust(self) -> str:
+        """What the agreement of both orders means."""
+        if self.tau is None:
+            return ""
+        words = {0.7: "the first judgement can be trusted", 0.3: "the first judgement is a rough guide"}
+        said = next(
+            (text for least, text in words.items() if self.tau >= least), "the first judgement tells nothing here"
+        )
+        return f"Kendall's tau of both orders is {self.tau:.2f} over {len(self.trained)} networks: {said}."
+
+
+class Search:
+    def __init__(self, folder: Path, plan: Plan, *, device: str = "auto", jobs: int = 0, say: Say = print):
+        self.folder, self.plan, self.device, self.jobs, self.say = folder, plan, device, jobs, say
+        self.space, self.score = plan.space, ""
+        self.costs = Costs(self.space, plan.input_size)
+
+    def run(self) -> Found:
+        """All three steps, or what is left of them."""
+        self.check_limits()
+        judge = self.cell_score
+        if self.plan.supernet:
+            if not self.train_supernet():
+                return Found(self.plan, [], "", stopped=True)
+            judge = self.subnet_score
+        trials = self.explore(judge)
+        if not trials:
+            raise WeftError(f"None of {TRIES} networks that were proposed is within the limits; widen them.")
+        write_found(self.folder, Found(self.plan, trials, self.score))
+        epochs = self.last_epochs()
+        self.train_best(trials, epochs)
+        found = Found(self.plan, trials, self.score, epochs)
+        write_found(self.folder, found)
+        return found
+
+    def excess(self, point: Point) -> dict[str, float]:
+        """By what part of a limit a network is over it; 0 or less where it is not."""
+        limits = {"parameters": self.plan.most_parameters, "macs": self.plan.most_macs}
+        costs = dict(zip(limits, self.costs.of(point), strict=True))
+        return {name: costs[name] / limit - 1 for name, limit in limits.items() if limit}
+
+    def is_within(self, point: Point) -> bool:
+        return all(part <= 0 for part in self.excess(point).values())
+
+    def check_limits(self) -> None:
+        """Before hours of work: whether any network is within the limits."""
+        if not any(self.is_within(point) for point in self.space.uniform()):
+            parameters, macs = self.costs.of(self.costs.extremes()[0])
+            raise WeftError(
+                f"No network of the space is within the limits: the smallest has {amount(parameters)} parameters and"
+                f" {amount(macs)} MACs."
+            )
+
+    # The supernet -----------------------------------------------------------------------------------------------
+
+    def train_supernet(self) -> bool:
+        """Trains it, or what is left to train of it; False where that was stopped."""
+        from weft.engine.state import STATE
+        from weft.training import train
+
+        run, plan = self.folder / "supernet", self.plan
+        if (run / "evaluation.json").exists():
+            return True
+        if (run / STATE).exists():
+            return not train(resume=run, device=self.device, allow_changes=True).stopped
+        self.say(f"supernet: {self.space.size:,} networks with shared weights")
+        settings = {**plan.settings, "run.epochs": plan.epochs, "run.minutes": SHARES["supernet"] * plan.minutes}
+        settings |= {"run.replay": False, "run.compile": False}  # every step is another network
+        args = {"of": plan.model, "choices": plan.choices, "args": plan.args}
+        settings |= {"model": NAME, "model.args": args, "seed": plan.seed, "device": self.device}
+        return not train(plan.data, recipe=plan.recipe, out=run, **settings).stopped
+
+    def subnet_score(self, point: Point) -> float:
+        return self.take_score(self.inherited(point))
+
+    @cached_property
+    def inherited(self) -> "SupernetJudge":
+        from weft.study.judge import SupernetJudge
+
+        return SupernetJudge(self.folder / "supernet", self.device, self.plan.seed)
+
+    def take_score(self, metrics: dict[str, Any]) -> float:
+        self.score = next(name for name in SCORES if metrics.get(name) is not None)
+        return metrics[self.score]
+
+    # Trials -----------------------------------------------------------------------------------------------------
+
+    def explore(self, judge: Callable[[Point], float]) -> list[Trial]:
+        """Judges one proposal after the other; those of earlier sittings are read."""
+        study, plan = self.open_study(), self.plan
+        known = {_key(trial.point): trial for trial in self.finished(study)}
+        wanted = len(self.few) if self.few else plan.trials
+        budget = 60 * plan.minutes * SHARES["trials"]
+        begin, earlier, missed = time.monotonic(), _seconds(study), 0
+        while len(known) < wanted and missed < TRIES:
+            if budget and len(known) > plan.keep and earlier + time.monotonic() - begin > budget:
+                break
+            missed += 1
+            trial, point = self.propose(study)
+            excess, costs = self.excess(point), self.costs.of(point)
+            cost = costs[plan.objective == "macs"]
+            for name, part in excess.items():
+                trial.set_constraint(name, part)
+            if not self.is_within(point):
+                study.tell(trial, [0.0, cost])
+                continue
+            if _key(point) in known:  # proposed again: next comes one drawn at random
+                study.tell(trial, [known[_key(point)].judged, cost])
+                study.enqueue_trial(_labels(self.space.random(self.chance(study))))
+                continue
+            score, missed = judge(point), 0
+            trial.set_user_attr("score", self.score)
+            study.tell(trial, [score, cost])
+            known[_key(point)] = Trial(point, *costs, score)
+            self.say(
+                f"trial {len(known)}/{wanted}: {self.score} {score:.2%}, {amount(costs[0])} parameters,"
+                f" {amount(costs[1])} MACs"
+            )
+        return list(known.values())
+
+    def open_study(self) -> "optuna.Study":
+        """The study in the folder. What a kill left half done comes first again."""
+        optuna = import_optuna()
+        study = optuna.create_study(
+            storage=f"sqlite:///{(self.folder / 'trials.sqlite').absolute()}",
+            study_name="search",
+            directions=["maximize", "minimize"],
+            load_if_exists=True,
+        )
+        states = optuna.trial.TrialState
+        for trial in study.get_trials(states=(states.RUNNING,)):
+            study.tell(trial.number, state=states.FAIL)
+            if len(trial.params) == len(self.space.parameters):
+                study.enqueue_trial(trial.params)
+        if not study.get_trials(deepcopy=False):
+            ends = [point for point in (*self.costs.extremes(), self.space.default) if point]
+            for point in self.few or ends:
+                study.enqueue_trial(_labels(point), skip_if_exists=True)
+        return study
+
+    @cached_property
+    def few(self) -> list[Point]:
+        """All networks within the limits, where there are no more than are wanted; else nothing."""
+        if self.space.size > self.plan.trials:
+            return []
+        return [point for point in self.space.all() if self.is_within(point)]
+
+    def propose(self, study: "optuna.Study") -> tuple["optuna.Trial", Point]:
+        optuna = import_optuna()
+        # A new one for each: what it proposes depends on the trials so far and on nothing that a kill would lose.
+        study.sampler = optuna.samplers.TPESampler(seed=self.chance(study).getrandbits(32))
+        trial = study.ask()
+        choices = self.space.parameters.items()
+        return trial, {name: json.loads(trial.suggest_categorical(name, [*map(json.dumps, c)])) for name, c in choices}
+
+    def chance(self, study: "optuna.Study") -> random.Random:
+        done = study.get_trials(deepcopy=False, states=(import_optuna().trial.TrialState.COMPLETE,))
+        return random.Random(f"{self.plan.seed} {len(done)}")
+
+    def finished(self, study: "optuna.Study") -> list[Trial]:
+        """The networks judged so far, each once."""
+        found = []
+        for trial in study.get_trials(deepcopy=False):
+            if "score" in trial.user_attrs and trial.values is not None:
+                point = {name: json.loads(label) for name, label in trial.params.items()}
+                self.score = trial.user_attrs["score"]
+                found.append(Trial(point, *self.costs.of(point), trial.values[0]))
+        return found
+
+    # Trainings --------------------------------------------------------------------------------------------------
+
+    def last_epochs(self) -> int:
+        """Epochs of each training at the end. Within a time budget they share as many as the supernet had."""
+        if not self.plan.minutes:
+            return self.plan.epochs
+        from weft.engine.log import METRICS, read_rows
+
+        rows = read_rows(self.folder / "supernet" / METRICS)
+        return max(1, max(row["epoch"] for row in rows if row["kind"] == "epoch") // self.plan.keep)
+
+    def cell(self, point: Point, epochs: int, **settings: Any) -> Cell:
+        plan = self.plan
+        settings = {**plan.settings, "run.epochs": epochs, **settings}
+        switches = {**plan.args, **self.space.arguments(point)}
+        return Cell(plan.data, plan.model, plan.seed, switches, settings, plan.recipe)
+
+    def cell_score(self, point: Point) -> float:
+        """After a part of the epochs, without a supernet."""
+        cell = self.cell(point, max(1, self.plan.epochs // FIRST_RUNG))
+        (result,) = run_cells(self.folder / "trained", [cell], jobs=1, device=self.device)
+        if result.error:
+            raise WeftError(f"A network of the space cannot be trained: {result.error}")
+        return self.take_score(result.metrics)
+
+    def train_best(self, trials: list[Trial], epochs: int) -> None:
+        """Trains the front, and beside it the model as it is, where that is a network of the space."""
+        best = [trials[i] for i in choose([trial.pair(self.plan.objective) for trial in trials], self.plan.keep)]
+        for trial in trials:
+            if trial.point == self.space.default:
+                trial.what = "as it is"
+                best += [trial] if trial not in best else []
+        cells = [self.cell(trial.point, epochs, **self.weights_of(trial)) for trial in best]
+        self.say(f"training {many(len(cells), 'network')} for {many(epochs, 'epoch')} each")
+        told: set[str] = set()
+
+        def watch(states: dict[str, str]) -> None:
+            for key, state in states.items():
+                if state.startswith(("done", "failed")) and key not in told:
+                    told.add(key)
+                    self.say(f"network {len(told)}/{len(cells)}: {state}")
+
+        results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=watch)
+        if all(result.error for result in results):
+            raise WeftError(f"None of the networks could be trained: {results[0].error}")
+        for trial, result in zip(best, results, strict=True):
+            trial.trained, trial.run = result.score, f"trained/cells/{result.cell.key}/run"
+
+    def weights_of(self, trial: Trial) -> dict[str, Any]:
+        """Where a training begins: at new weights, or at those of the supernet."""
+        if not self.plan.inherit:
+            return {}
+        from weft.models.folder import save_model
+
+        name = hashlib.blake2b(_key(trial.point).encode(), digest_size=6).hexdigest()
+        folder = self.folder / "inherited" / name
+        if not (folder / "config.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            save_model(self.inherited.supernet.subnet(trial.point), folder)
+        return {"model.init": str(folder.absolute())}
+
+
+# Beginning and end ----------------------------------------------------------------------------------------------
+
+
+def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any) -> Plan:
+    """Opens the data and fills in what nobody said, once for all trainings. `how`: the other fields of Plan."""
+    if model:
+        read_space(space, model, {})  # before the pictures are read
+    common = settle(data, [model] if model else [], given, recipe, say)
+    ((model, args),) = common.models.items()
+    return Plan(
+        data=common.data,
+        model=model,
+        choices=read_space(space, model, {}).choices,
+        args=args,
+        shape=common.shape(model),
+        input_size=(common.channels, *common.size),
+        recipe=common.recipe,
+        settings=common.settings,
+        validated=common.validated,
+        **how,
+    )
+
+
+def keep_plan(folder: Path, plan: Plan) -> None:
+    """Writes the plan down, or compares it with the one that is there, which may only grow."""
+    file = folder / "plan.json"
+    new = json.loads(json.dumps(asdict(plan)))
+    if file.exists():
+        old = json.loads(file.read_text(encoding="utf-8"))
+        changed = [name for name in new if new[name] != old.get(name) and name not in MAY_GROW]
+        if changed:
+            raise WeftError(
+                f"{folder} holds another search: its {changed[0]} is {old.get(changed[0])!r}; choose another --out."
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(new, indent=2))
+
+
+def write_found(folder: Path, found: Found) -> None:
+    """search.json, and the pictures of it."""
+    from weft.study.search_page import write_page
+
+    best = {id(trial) for trial in found.front()}
+    space = found.plan.space
+    rows = [
+        {**asdict(trial), "arguments": space.arguments(trial.point), "on_front": id(trial) in best}
+        for trial in found.trials
+    ]
+    content = {"plan": asdict(found.plan), "score": found.score, "size_of_space": space.size, "epochs": found.epochs}
+    write_text(folder / "search.json", json.dumps({**content, "kendall_tau": found.tau, "trials": rows}, indent=2))
+    write_page(folder, found)
+
+
+def import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise WeftError("weft search needs optuna, which proposes the networks: pip install 'weft[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def amount(number: float) -> str:
+    """18209192 -> 18.2 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def _key(point: Point) -> str:
+    return json.dumps(point, sort_keys=True)
+
+
+def _labels(point: Point) -> dict[str, str]:
+    """A point as optuna stores it, whose choices must not be lists."""
+    return {name: json.dumps(value) for name, value in point.items()}
+
+
+def _seconds(study: "optuna.Study") -> float:
+    """Of all trials so far, in all sittings."""
+    times = [trial.duration for trial in study.get_trials(deepcopy=False)]
+    return sum(each.total_seconds() for each in times if each is not None)
