@@ -165,6 +165,8 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         (["cvt_nano", "--dtype", "fp16", "--device", "cpu"], ["fp16", "GPU"]),
         (["cvt_nano", "--replay", "--device", "cpu"], ["--replay", "GPU"]),
         (["cvt_nano", "--seconds", "0"], ["seconds"]),
+        (["cvt_nano", "--seconds", "nan"], ["seconds"]),
+        (["cvt_nano", "--seconds", "inf"], ["seconds"]),
         (["cvt_nano", "--batch", "0"], ["batch"]),
         (["cvt_nano", "--json", "no/such/folder/f.json"], ["--json"]),
         (["cvt_nano", "--kernels"], ["cvt_nano", "--only"]),

@@ -30,7 +30,8 @@ from weft.engine import session, state
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import Progress, locked, read_header, write_state
-from weft.models.replay import Replayed
+from weft.models.replay import Replayed, replay
+from weft.tasks.classify import Classify
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
 
@@ -164,6 +165,30 @@ def test_out_of_memory_halves_what_is_computed_at_once_and_nothing_else(monkeypa
     for key in a:  # the same batches in other portions: the same weights but for rounding
         torch.testing.assert_close(a[key], b[key], rtol=2e-3, atol=2e-5, msg=key)
     assert any("out of memory" in text for text in events(run))
+
+
+@pytest.mark.parametrize("where", ["loss", "infer"])
+def test_out_of_memory_beside_recordings_ends_these_and_changes_nothing(monkeypatch, pictures, tmp_path, where):
+    """Recordings hold memory that other passes need: without them there is enough, for as many pictures as before."""
+    tiny_run(pictures, tmp_path / "whole")
+    monkeypatch.setattr(Trainer, "make_forward", lambda self: replay(self.model))
+    monkeypatch.setattr(Replayed, "holds_memory", property(lambda self: True))
+    original, failures = getattr(Classify, where), []
+
+    def short_of_memory(self, *args):
+        if not failures:
+            failures.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory (made up)")
+        return original(self, *args)
+
+    monkeypatch.setattr(Classify, where, short_of_memory)
+    run = tiny_run(pictures, tmp_path / "run").folder
+    whole = read_header(tmp_path / "whole")["progress"]
+    assert read_header(run)["progress"].micro_batch == whole.micro_batch
+    assert [text for text in events(run) if "memory" in text] == [
+        "memory is short: the model's launches are no longer replayed"
+    ]
+    assert not differences(tmp_path / "whole", run)
 
 
 def test_out_of_memory_with_one_picture_is_said(monkeypatch, pictures, tmp_path):

@@ -176,9 +176,6 @@ class Trainer:
                 raise
             if self.in_lockstep:  # the others wait in the middle of their step
                 raise WeftError("Out of memory; give a smaller --run.micro_batch.") from None
-            if isinstance(self.forward, Replayed) and self.forward.holds_memory:
-                self.stop_replaying()
-                return self.train_step(step, batch)
             totals, no_memory = torch.zeros(2, device=self.device), True
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
@@ -187,6 +184,8 @@ class Trainer:
                 "BatchNorm cannot train on one picture at a time whose maps end as one position; choose a larger"
                 " --batch and --run.micro_batch, or a larger --img-size."
             ) from None
+        if no_memory and self.stop_replaying():  # behind `except`, whose traceback holds on to the pass that failed
+            return self.train_step(step, batch)
         if no_memory and self.world.size == 1:
             self.halve_micro_batch()  # and do the step again; several processes agree on that through the report
             return self.train_step(step, batch)
@@ -265,14 +264,16 @@ class Trainer:
         self.progress.micro_batch = smaller
         self.event(f"out of memory: {smaller} pictures at a time now; batch and learning rate stay as they are")
 
-    def stop_replaying(self) -> None:
-        """From now on Python launches one by one, which takes less memory than recordings beside other passes do."""
+    def stop_replaying(self) -> bool:
+        """Frees the memory of recordings, and makes no more; False where there are none."""
+        if not (isinstance(self.forward, Replayed) and self.forward.holds_memory):
+            return False
         self.optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.forward, Replayed):
-            self.forward.forget()
-            self.forward = self.forward.model
-            self.event("memory is short: the training step is no longer replayed")
+        self.forward.forget()
+        self.forward = self.forward.model
         torch.cuda.empty_cache()
+        self.event("memory is short: the model's launches are no longer replayed")
+        return True
 
     # Reports ----------------------------------------------------------------------------------------------------
 
@@ -454,8 +455,7 @@ class Trainer:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        if isinstance(self.forward, Replayed) and self.forward.holds_memory:
-            self.stop_replaying()
+        if self.stop_replaying():
             return self.infer(model, pictures)
         raise WeftError(
             "Out of memory in validation; give a smaller --img-size or, to segment, --test.mode slide or a"

@@ -60,16 +60,8 @@ from weft.training import Run
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
-    *(
-        "run.compile",
-        "run.replay",
-        "run.tensorboard",
-        "run.deterministic",
-        "optim.",
-        "data.workers",
-        "data.bad_files",
-        "data.leaks",
-    ),
+    *("run.compile", "run.replay", "run.tensorboard", "run.deterministic", "optim."),
+    *("data.workers", "data.bad_files", "data.leaks"),
 )
 
 SCORES = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "box_ap": "box AP", "mask_ap": "mask AP"}
