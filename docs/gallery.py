@@ -10,21 +10,22 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
 from weft.analysis.exhibits import READING, Exhibit, exhibits
 from weft.analysis.explain import SHOWN as DRAWN
 from weft.analysis.explain import Explanation, Subject, explain, similarity_between
-from weft.analysis.figures import SETTINGS, draw, file_stem
+from weft.analysis.figures import draw, file_stem
 from weft.analysis.overlay import background
 from weft.config import Config, override, read_yaml
 from weft.explaining import subject_of
-from weft.files import write_atomic, write_text
+from weft.figures import write_figure
+from weft.files import write_text
 from weft.predict import find_pictures, load
 from weft.report import data_name, read_history
 
@@ -115,10 +116,9 @@ def write(runs: Sequence[Path], pictures: Path, count: int, foreground: Sequence
         explanations, cross = look(some, count, foreground)
         rows += [_row(data, run, explanation) for run, explanation in zip(some, explanations, strict=True)]
         for exhibit in chosen(exhibits(explanations, cross)):
-            file = pictures / f"{re.sub(r'[^a-z0-9]+', '-', data.lower())}-{file_stem(exhibit)}.webp"
-            with matplotlib.rc_context(SETTINGS):
-                write_atomic(file, lambda path, e=exhibit: draw(e).savefig(path, dpi=130, pil_kwargs={"quality": 82}))
-            figures[exhibit.kind].append((f"{data}{': ' if exhibit.detail else ''}{exhibit.detail}", file.name))
+            stem = f"{re.sub(r'[^a-z0-9]+', '-', data.lower())}-{file_stem(exhibit)}"
+            write_figure(pictures, stem, partial(draw, exhibit), endings=["webp"])
+            figures[exhibit.kind].append((f"{data}{': ' if exhibit.detail else ''}{exhibit.detail}", f"{stem}.webp"))
     write_text(PAGE, page(rows, figures, pictures.name))
 
 

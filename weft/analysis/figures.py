@@ -1,43 +1,34 @@
-"""Exhibits as PNG and SVG files for papers, drawn by matplotlib: white ground, text that can be edited, no dates."""
+"""Exhibits as PNG and SVG files for papers."""
 
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.analysis.exhibits import Exhibit, Lines, Matrix, Panel, Sheet, title
+from weft.analysis.explain import Progress
 from weft.analysis.heat import COLOURS
-from weft.files import write_atomic
+from weft.data.findings import many
+from weft.figures import INKS, new_figure, plots, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")
 PARTS = ("scale", "shift", "entropy")  # from 0 to 1
 PANEL, GAP, LINE = 1.35, 0.06, 0.13  # inches: a panel, between two, a line of text
-INKS = ("#1f6f78", "#d98032", "#7a5ea8", "#5a6776")  # the accents of the pages
-SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "axes.spines.top": False}
-SETTINGS |= {"axes.spines.right": False, "legend.frameon": False}
 
 
-def write_figures(exhibits: Sequence[Exhibit], folder: Path) -> list[str]:
+def write_figures(exhibits: Sequence[Exhibit], folder: Path, progress: Progress | None = None) -> list[str]:
     """Each exhibit as `NAME.png` and `NAME.svg` in the folder; the names, without endings."""
-    import matplotlib
-
     stems = [file_stem(exhibit) for exhibit in exhibits]
     stems = [stem if stems.count(stem) == 1 else f"{stem}-{i + 1}" for i, stem in enumerate(stems)]
-    with matplotlib.rc_context(SETTINGS):
-        for exhibit, stem in zip(exhibits, stems, strict=True):
-            figure = draw(exhibit)
-            for ending in FORMATS:
-                options: Any = (
-                    {"metadata": {"Date": None}} if ending == "svg" else {"pil_kwargs": {"compress_level": 4}}
-                )
-                save = partial(figure.savefig, dpi=200, **options)
-                write_atomic(folder / f"{stem}.{ending}", save)
+    for done, (exhibit, stem) in enumerate(zip(exhibits, stems, strict=True), start=1):
+        write_figure(folder, stem, partial(draw, exhibit))
+        if progress:
+            progress(done, len(stems), many(len(stems), "figure"))
     return stems
 
 
@@ -51,12 +42,6 @@ def draw(exhibit: Exhibit) -> "Figure":
     return _lines(exhibit) if isinstance(exhibit, Lines) else _matrix(exhibit)
 
 
-def _figure(width: float, height: float, layout: str | None = "constrained") -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout=layout)  # pyright: ignore[reportArgumentType]
-
-
 def _sheet(sheet: Sheet) -> "Figure":
     """Places are computed: matplotlib would take minutes to find them for a hundred panels."""
     columns = max(len(panels) for _, panels in sheet.rows)
@@ -65,7 +50,7 @@ def _sheet(sheet: Sheet) -> "Figure":
     left = 0.1 + LINE * max(len(name.splitlines()) for name, _ in sheet.rows)
     above = LINE * max((len(name.splitlines()) for name in sheet.columns), default=0) + 0.05
     width, height = left + columns * (PANEL + GAP), above + sum(heights) + below * len(heights)
-    figure, top = _figure(width, height, layout=None), height - above
+    figure, top = new_figure(width, height, layout=None), height - above
     for i, name in enumerate(sheet.columns):
         x = left + i * (PANEL + GAP) + PANEL / 2
         figure.text(x / width, (top + 0.03) / height, _plain(name), ha="center", va="bottom")
@@ -89,8 +74,7 @@ def _aspect(panel: Panel) -> float:
 
 
 def _lines(lines: Lines) -> "Figure":
-    figure = _figure(3.6, 2.6)
-    axes = figure.subplots()
+    figure, (axes,) = plots(1, 3.6, 2.6)
     for i, curve in enumerate(curve for curve in lines.curves if not curve.dashed):
         ink = INKS[i % len(INKS)]
         axes.plot(curve.xs, curve.ys, color=ink, marker="o" if not curve.spread else "", ms=3, label=_plain(curve.name))
@@ -112,7 +96,7 @@ def _lines(lines: Lines) -> "Figure":
 
 def _matrix(matrix: Matrix) -> "Figure":
     side = max(2.6, 0.19 * max(matrix.values.shape) + 1.4)
-    figure = _figure(side + 0.6, side)
+    figure = new_figure(side + 0.6, side)
     axes = figure.subplots()
     image = axes.imshow(matrix.values, cmap=COLOURS, vmin=0, vmax=1)
     axes.set_xticks(np.arange(len(matrix.columns)), [_plain(name) for name in matrix.columns], rotation=90, fontsize=6)

@@ -1,20 +1,24 @@
 """A comparison to look at: one plot for papers with both axes, and a page."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from weft.data.findings import many
+from weft.figures import INKS, plots, write_figure
 from weft.files import write_text
 from weft.page import render
 from weft.plots import line_chart
 from weft.study.cells import SCORES
 from weft.study.efficiency import KINDS, Comparison
-from weft.study.figures import INKS, write_figure
 from weft.study.statistics import mean_sd
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_page(folder: Path, found: Comparison) -> None:
-    write_figure(folder, "compare", lambda axes: draw(axes, found), panels=2)
+    write_figure(folder, "compare", partial(draw, found))
     models = list(found.design.common.models)
     charts = []
     for kind, x_name in KINDS.items():
@@ -55,8 +59,9 @@ def spell(values: list[float]) -> str:
     return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
 
 
-def draw(axes: Any, found: Comparison) -> None:
+def draw(found: Comparison) -> "Figure":
     """Epochs to the left, with the longest training's way as a thin line; pictures to the right."""
+    figure, axes = plots(len(KINDS))
     for place, (kind, x_name) in zip(axes, KINDS.items(), strict=True):
         for ink, model in zip(INKS * 9, found.design.common.models, strict=False):
             xs, means, sds = [], [], []
@@ -76,3 +81,4 @@ def draw(axes: Any, found: Comparison) -> None:
             place.set_xticks(found.design.epochs)
     axes[0].set_ylabel(f"{SCORES[found.score]}, %")
     axes[0].legend(fontsize=7)
+    return figure

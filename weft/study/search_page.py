@@ -3,21 +3,25 @@
 import json
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from weft.figures import INKS, plots, write_figure
 from weft.files import write_text
 from weft.page import render
 from weft.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Dot, Line, Point, Tick, nice_ticks
 from weft.study.cells import SCORES
-from weft.study.figures import INKS, write_figure
 from weft.study.search import Found, Trial, amount
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COSTS = {"macs": "MACs", "parameters": "parameters"}
 
 
 def write_page(folder: Path, found: Found) -> None:
-    write_figure(folder, "pareto", lambda axes: draw(axes, found), panels=2)
+    write_figure(folder, "pareto", partial(draw, found))
     score, cost = SCORES[found.score], COSTS[found.plan.objective]
     write_text(
         folder / "search.html",
@@ -118,9 +122,9 @@ def scatter(
     )
 
 
-def draw(axes: Any, found: Found) -> None:
+def draw(found: Found) -> "Figure":
     """The front, and beside it both orders."""
-    pareto, orders = axes
+    figure, (pareto, orders) = plots(2)
     score, cost = SCORES[found.score], COSTS[found.plan.objective]
     unit, name = (
         (1e9, f"G{cost}") if found.plan.objective == "macs" and found.trials[0].macs > 1e8 else (1e6, f"million {cost}")
@@ -144,3 +148,4 @@ def draw(axes: Any, found: Found) -> None:
     orders.set_title(tau, fontsize=8)
     orders.set_xlabel(f"{score} by the first judgement, %")
     orders.set_ylabel(f"{score} after training, %")
+    return figure
