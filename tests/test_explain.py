@@ -46,6 +46,11 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
     assert code == 0, err
     assert "cvt_nano: 4 pictures, 1 unreadable" in text
     assert f"Wrote {out / 'explain.html'}" in text
+    parts = ["Grad-CAM and attention, 4 pictures", "receptive fields", "similarity of layers"]
+    parts += ["robustness to scale and shift"]
+    said = [f"{name}: {part}" for name in ("cvt_nano", "ceit_nano, random weights") for part in parts]
+    assert err.splitlines()[:-1] == said
+    assert re.fullmatch(r"\d\d figures", err.splitlines()[-1])
 
     page = (out / "explain.html").read_text(encoding="utf-8")
     assert "ceit_nano, random weights:</b> nothing of it is learned" in page

@@ -50,7 +50,7 @@ def explain(
     subjects = open_subjects(run, against, device)
     with progress_of("steps", quiet=False) as progress:
         explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, progress=progress)
-    page = explained.write(out)
+        page = explained.write(out, progress)
     for explanation in explained.explanations:
         print("\n".join(explanation.lines()))
     print(f"Wrote {page}, figures and explain.json.")

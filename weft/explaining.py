@@ -33,12 +33,12 @@ class Explained:
     def exhibits(self) -> list[Exhibit]:
         return exhibits(self.explanations, self.cross)
 
-    def write(self, folder: str | os.PathLike[str]) -> Path:
+    def write(self, folder: str | os.PathLike[str], progress: Progress | None = None) -> Path:
         """Figures, numbers and the page explain.html, whose path is returned, into a new or empty folder."""
         folder = Path(folder)
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return write_explanation(folder, self.explanations, self.exhibits(), self.cross)
+        return write_explanation(folder, self.explanations, self.exhibits(), self.cross, progress)
 
 
 def explain_subjects(
@@ -56,9 +56,9 @@ def explain_subjects(
     explanations = []
     for i, subject in enumerate(subjects):
 
-        def tell(done: int, of: int, before: int = i) -> None:
+        def tell(done: int, of: int, part: str, before: int = i) -> None:
             if progress:
-                progress(before * of + done, len(subjects) * of)
+                progress(before * of + done, len(subjects) * of, part)
 
         chosen = layers if i == 0 else ()
         explanations.append(explain(subject, found, layers=chosen, masks=mask_files, progress=tell))

@@ -6,7 +6,7 @@ Both read pictures through the loader, the preprocessing and the batches of trai
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ class Predictor:
         against: "Predictor | DensePredictor | None" = None,
         layers: Sequence[str] = (),
         masks: str | os.PathLike[str] = "",
-        progress: Progress | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
     ) -> "Explained":
         """Looks into the model by pictures, given as for `predict`: Grad-CAM, attention, receptive fields, numbers.
 
@@ -110,6 +110,7 @@ class Predictor:
             against: another model, to be shown side by side.
             layers: of Grad-CAM, by their names in the model; by default the last that the answer depends on.
             masks: a folder with a mask for each picture, of the same name; whatever is not 0 is foreground.
+            progress: is told how many steps are done, of how many, and what part of the work it was.
 
         Returns:
             What was found, with `.exhibits()` and `.write(folder)`.

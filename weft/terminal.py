@@ -1,10 +1,10 @@
 """What the commands share: options of one kind, a bar that shows how far they are, files that they write."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from cyclopts import Parameter
 
@@ -15,9 +15,15 @@ Flag = Parameter(negative="")
 OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
 
+class Tell(Protocol):
+    """How many are done, of how many; work of several parts says which of them it was."""
+
+    def __call__(self, done: int, of: int, part: str = "") -> None: ...
+
+
 @contextmanager
-def progress_of(what: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal; elsewhere a line for every tenth."""
+def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
+    """A bar on a terminal; elsewhere a line for every part of the work, and for every tenth of very many."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -27,12 +33,15 @@ def progress_of(what: str, quiet: bool) -> Iterator[Callable[[int, int], None] |
         columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what)
-            yield lambda done, of: bar.update(task, completed=done, total=of)
+            yield lambda done, of, part="": bar.update(task, completed=done, total=of, description=part or what)
     else:
-        said = 0
+        said, before = 0, ""
 
-        def say(done: int, of: int) -> None:
-            nonlocal said
+        def say(done: int, of: int, part: str = "") -> None:
+            nonlocal said, before
+            if part not in ("", before):
+                before = part
+                print(part, file=sys.stderr, flush=True)
             if of > 10_000 and 10 * done // of > said:
                 said = 10 * done // of
                 print(f"{done} of {of} {what}", file=sys.stderr)

@@ -32,6 +32,7 @@ from weft.analysis.receptive import Field, receptive_fields
 from weft.analysis.saliency import grad_cam
 from weft.analysis.similarity import FEWEST
 from weft.analysis.tokens import TokenMaps, token_maps
+from weft.data.findings import many
 from weft.data.read import BadPicture
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
@@ -43,7 +44,7 @@ CLOSELY = 3  # of these, pictures whose heads and tokens are drawn
 SHOWN_LAYERS = 3  # attention layers whose heads are drawn
 FIELD_PICTURES = 16  # that the receptive field is averaged over
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, str], None]  # steps done, of how many, and what part of the work it was
 
 
 @dataclass(frozen=True)
@@ -228,15 +229,15 @@ def explain(
     if len(found.names) > MOST:
         explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
     steps = list(_steps(explanation, reads))
-    for done, step in enumerate(steps):
+    for done, (part, step) in enumerate(steps, start=1):
         step()
         if progress:
-            progress(done + 1, len(steps))
+            progress(done, len(steps), f"{subject.name}: {part}")
     return explanation
 
 
-def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[Callable[[], None]]:
-    """The steps of the work, each of which adds to the explanation."""
+def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The steps of the work, each of which adds to the explanation, and the part that each belongs to."""
     subject, notes, model = explanation.subject, explanation.notes, explanation.subject.model
     inputs = [subject.preprocessing.normalise(read.pictures.to(subject.device)) for read in reads]
     if subject.task == "detect":
@@ -274,16 +275,17 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[Callable[[],
         batches = [(x, label.to(x.device) if known else None) for x, label in zip(inputs, labels, strict=True)]
         explanation.robustness = robustness(model, batches)
 
+    looking = f"Grad-CAM and attention, {many(explanation.pictures, 'picture')}"
     for read, x in zip(reads, inputs, strict=True):
-        yield lambda read=read, x=x: look(read, x)
-    yield summarise
-    yield fields
+        yield looking, lambda read=read, x=x: look(read, x)
+    yield looking, summarise
+    yield "receptive fields", fields
     if len(inputs[0]) >= FEWEST:
-        yield similarity
+        yield "similarity of layers", similarity
     else:
         notes.append(f"The similarity of layers needs at least {FEWEST} pictures of one size.")
     if subject.task == "classify" and not subject.multilabel:
-        yield robust
+        yield "robustness to scale and shift", robust
     else:
         notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
 

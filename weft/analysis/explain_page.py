@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.analysis.exhibits import READING, Exhibit, Lines, Matrix, Sheet
-from weft.analysis.explain import Explanation
+from weft.analysis.explain import Explanation, Progress
 from weft.analysis.figures import write_figures
 from weft.analysis.heat import SIDE, colours
 from weft.files import write_text
@@ -21,10 +21,14 @@ PAGE, NUMBERS = "explain.html", "explain.json"
 
 
 def write_explanation(
-    folder: Path, explanations: Sequence[Explanation], exhibits: Sequence[Exhibit], cross: Any = None
+    folder: Path,
+    explanations: Sequence[Explanation],
+    exhibits: Sequence[Exhibit],
+    cross: Any = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Writes everything into `folder`, which exists; returns the page."""
-    stems = write_figures(exhibits, folder)
+    stems = write_figures(exhibits, folder, progress)
     content = {"models": [e.to_dict() for e in explanations], "similarity_between": asdict(cross) if cross else None}
     write_text(folder / NUMBERS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     write_text(folder / PAGE, page(explanations, exhibits, stems))
