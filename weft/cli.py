@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,7 +18,7 @@ from weft.cli_explain import explain
 from weft.cli_results import evaluate, predict
 from weft.cli_search import search
 from weft.errors import WeftError, check_writable, did_you_mean
-from weft.terminal import Flag, Keys, check_out, progress_of
+from weft.terminal import Flag, Keys, check_out, print_columns, progress_of, settings_of
 
 if TYPE_CHECKING:
     from weft.analysis.catalog import ModelInfo
@@ -129,7 +128,7 @@ def train(
         model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size, batch=batch, lr=lr, val=val
     )
     short |= dict(fraction=fraction, balance=balance, freeze=freeze, teacher=teacher, patience=patience, seed=seed)
-    settings = {**short, "device": device, **dict(key.split("=", 1) for key in keys)}
+    settings = {**short, "device": device, **settings_of(keys)}
     train_model(
         data,
         recipe=recipe,
@@ -247,7 +246,7 @@ def recipes(name: str = "", /) -> None:
     if name:
         print(recipe_file(name).read_text(encoding="utf-8"), end="")
     else:
-        _print_columns([[name, line] for name, line in recipe_names()])
+        print_columns([[name, line] for name, line in recipe_names()])
 
 
 @app.command
@@ -264,7 +263,7 @@ def keys(filter: str = "", /) -> None:
     rows = [row for row in describe_keys() if filter.lower() in " ".join(row).lower()]
     if not rows:
         raise WeftError(f"No setting matches {filter!r}." + did_you_mean(filter, list(known_keys())))
-    _print_columns(rows)
+    print_columns(rows)
 
 
 @app.command
@@ -302,7 +301,7 @@ def check(
     from weft.data.sources import open_configured
     from weft.data.split import make_split
 
-    given = {"data.task": task, **dict(key.split("=", 1) for key in keys), "data.source": data}
+    given = {"data.task": task, **settings_of(keys), "data.source": data}
     config = override(Config(), given).data
     check_out(out=str(out or ""))
     source = open_configured(config)
@@ -338,7 +337,7 @@ def _print_models(infos: "list[ModelInfo]") -> None:
         ]
         for info in infos
     ]
-    _print_columns([header, *rows], right=range(1, 5))
+    print_columns([header, *rows], right=range(1, 5))
     places = sorted({info.files for info in infos if info.files})
     if places:
         print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
@@ -358,12 +357,6 @@ def take_keys(arguments: list[str]) -> list[str]:
             value = "=" + (waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true")
         taken.append(f"--set={name}{value}")
     return taken
-
-
-def _print_columns(rows: list[list[str]], right: Collection[int] = ()) -> None:
-    from weft.analysis.show import columns
-
-    print("\n".join(columns(rows, right)))
 
 
 def main() -> None:

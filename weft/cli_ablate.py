@@ -3,20 +3,18 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from weft.errors import WeftError, check_positive, check_ratio
-from weft.terminal import Keys
+from weft.terminal import Keys, check_length, print_columns, say, settings_of, study_folder
 
 if TYPE_CHECKING:
     from weft.study.summary import Study
     from weft.study.tables import Row, Table
 
 MINUTES = 30.0  # where nobody said how long
-NoMinus = Parameter(negative="")
 
 
 def ablate(
@@ -25,13 +23,13 @@ def ablate(
     /,
     *,
     minutes: float | None = None,
-    epochs: Annotated[int | None, NoMinus] = None,
+    epochs: int | None = None,
     model: str = "",
-    img_size: Annotated[int | None, NoMinus] = None,
+    img_size: int | None = None,
     fraction: float = 1.0,
-    seeds: Annotated[int, NoMinus] = 3,
+    seeds: int = 3,
     recipe: str = "",
-    jobs: Annotated[int | None, NoMinus] = None,
+    jobs: int = 0,
     device: str = "auto",
     out: str = "",
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
@@ -64,7 +62,7 @@ def ablate(
     recipe
         A name of `weft recipes`, or a YAML file; by default quick for up to 30 epochs, else chosen from the data.
     jobs
-        Cells at once; by default one for each GPU, or up to four on a CPU.
+        Cells at once; 0: one for each GPU, or as many as a CPU has cores for, up to four.
     device
         auto, cpu, cuda (all GPUs) or cuda:N.
     out
@@ -77,17 +75,16 @@ def ablate(
     from weft.study.tables import find_table
 
     if not table:
-        _print(_listing(), right=[3])
+        print_columns(_listing(), right=[3])
         return
     chosen = find_table(table)
     if not data:
         _show(chosen)
         return
-    check_positive(seeds=seeds, jobs=1 if jobs is None else jobs)
-    check_positive(epochs=1 if epochs is None else epochs, img_size=1 if img_size is None else img_size)
-    check_ratio(minutes=1 if minutes is None else minutes, fraction=fraction)
-    if epochs and minutes:
-        raise WeftError("--epochs and --minutes both say how long; give one of them.")
+    check_positive(seeds=seeds, jobs=jobs or 1)
+    check_positive(img_size=1 if img_size is None else img_size)
+    check_ratio(fraction=fraction)
+    check_length(epochs, minutes)
 
     from weft.study.ablate import ablate as run
     from weft.study.plan import Wish
@@ -102,12 +99,12 @@ def ablate(
         img_size=img_size or 0,
         fraction=fraction,
         recipe=recipe,
-        settings=name_settings(dict(key.split("=", 1) for key in keys)),
+        settings=name_settings(settings_of(keys)),
     )
-    folder = Path(out or f"runs/ablate-{chosen.name}")
-    with _watching(quiet) as (say, watch):
-        study = run(chosen, wish, folder, seeds=seeds, jobs=jobs or 0, device=device, say=say, watch=watch)
-    _print([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
+    folder = study_folder(out, "ablate", chosen.name)
+    with _watching(quiet) as (tell, watch):
+        study = run(chosen, wish, folder, seeds=seeds, jobs=jobs, device=device, say=tell, watch=watch)
+    print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
     if not quiet:
         print(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
     if study.done < study.cells:
@@ -147,7 +144,7 @@ def _show(table: "Table") -> None:
         "switches",
     ]
     print(f"{title(table)}\n")
-    _print([header, *rows], right=range(1, len(table.columns) + 3))
+    print_columns([header, *rows], right=range(1, len(table.columns) + 3))
     for text in table.differs:
         print(f"- {text}")
     print(f"\nTrain it: weft ablate {table.name} DATA --minutes 30")
@@ -183,9 +180,9 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
                 for seed, score in line.scores.items():
                     if (line.row.name, seed) not in said:
                         said.add((line.row.name, seed))
-                        print(f"{len(said)} of {study.cells}  {line.row.name}, seed {seed}: {score:.2%}", flush=True)
+                        say(f"{len(said)} of {study.cells}  {line.row.name}, seed {seed}: {score:.2%}")
 
-        yield lambda text: print(text, flush=True), tell
+        yield say, tell
 
 
 def _live(study: "Study", states: dict[str, str]) -> Any:
@@ -207,9 +204,3 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
         texts = (line.row.name, score(line), difference(line.difference), line.verdict, now)
         shown.add_row(*map(Text, texts))
     return shown
-
-
-def _print(rows: list[list[str]], right: Any) -> None:
-    from weft.analysis.show import columns
-
-    print("\n".join(columns(rows, right)))

@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from weft.errors import WeftError, check_positive, check_ratio
-from weft.terminal import Flag, Keys, OutFile, check_out, progress_of, write_out
+from weft.terminal import (
+    Flag,
+    Keys,
+    Names,
+    OutFile,
+    check_out,
+    print_columns,
+    progress_of,
+    say,
+    settings_of,
+    study_folder,
+    write_out,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from weft.bench import Row
-
-Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 
 
 def bench(
@@ -105,7 +115,7 @@ def bench(
         unused = [name for name, value in speed.items() if value]
         if unused:
             raise WeftError(f"--{unused[0]} is for measurements of speed; leave it out with --compare.")
-        settings = {**dict(key.split("=", 1) for key in keys), "img_size": img_size, "batch": batch, "device": device}
+        settings = {**settings_of(keys), "img_size": img_size, "batch": batch, "device": device}
         _compare(list(models), compare, settings, epochs, fractions, seeds, recipe, jobs, device, out)
         return
     if epochs or fractions or recipe or out or keys or seeds != 1:
@@ -166,32 +176,24 @@ def _compare(
 ) -> None:
     if len(models) < 2 or len(set(models)) < len(models):
         raise WeftError("Name two or more models to compare: weft bench ceit_nano t2t_vit_7 --compare DATA")
-    check_positive(seeds=seeds)
+    check_positive(seeds=seeds, jobs=jobs or 1)
     budgets = _numbers("epochs", epochs or "10,20,30", whole=True)
     parts = _numbers("fractions", fractions or "0.2,0.6,1", most=1.0)
 
-    from weft.analysis.show import columns
     from weft.study.efficiency import Design, compare
     from weft.study.efficiency_page import table
     from weft.study.settle import settle
+    from weft.study.workers import telling
     from weft.training import name_settings
 
-    common = settle(data, models, name_settings(given), recipe, lambda text: print(text, flush=True))
-    folder = Path(out or f"runs/compare-{Path(data.replace(':', '-')).stem}-{'-'.join(models)}")
+    common = settle(data, models, name_settings(given), recipe, say)
+    folder = study_folder(out, "compare", data, *models)
     design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
     total = len({design.cell(*place).key for place in design.places()})
-    print(f"{total} trainings -> {folder}", flush=True)
-    told: set[str] = set()
-
-    def watch(states: dict[str, str]) -> None:
-        for key, state in states.items():
-            if state.startswith(("done", "failed")) and key not in told:
-                told.add(key)
-                print(f"{len(told)}/{total} {key}: {state}", flush=True)
-
-    found = compare(folder, design, jobs=jobs, device=device, watch=watch)
+    say(f"{total} trainings -> {folder}")
+    found = compare(folder, design, jobs=jobs, device=device, watch=telling(say))
     header, *rows = table(found)
-    print("\n".join(columns([header, *rows], right=range(1, len(header)))))
+    print_columns([header, *rows], right=range(1, len(header)))
     for error in found.errors:
         print(f"not trained: {error}", file=sys.stderr)
     print(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
@@ -228,9 +230,7 @@ def _print(rows: "list[Row]") -> None:
     header, *lines = as_table(rows)
     right = [i for i, name in enumerate(header) if name not in ("model", "to")]
     if not sys.stdout.isatty():
-        from weft.analysis.show import columns
-
-        print("\n".join(columns([header, *lines], right=right)))
+        print_columns([header, *lines], right=right)
         return
     from rich.console import Console
     from rich.table import Table

@@ -1,14 +1,9 @@
 """The command that looks into a model: `weft explain`."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from weft.errors import WeftError, check_writable
-from weft.terminal import progress_of
-
-Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
+from weft.terminal import Names, progress_of
 
 
 def explain(

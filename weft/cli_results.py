@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from weft.errors import WeftError, check_writable
-from weft.terminal import Flag, Keys, OutFile, check_out, progress_of, write_out
+from weft.terminal import Flag, Keys, OutFile, check_out, progress_of, settings_of, write_out
 
 if TYPE_CHECKING:
     from weft.predict_dense import DensePredictor
@@ -162,7 +162,7 @@ def predict(
 
 
 def _test_keys(keys: list[str]) -> dict[str, str]:
-    settings = dict(key.split("=", 1) for key in keys)
+    settings = settings_of(keys)
     other = [name for name in settings if not name.startswith("test.")]
     if other:
         raise WeftError(f"--{other[0]} belongs to training; here only settings of test. apply, see `weft keys test.`")

@@ -1,10 +1,9 @@
 """The command that looks for architectures: `weft search`."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from weft.errors import WeftError, check_positive
-from weft.terminal import Flag, Keys
+from weft.terminal import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
 
 
 def search(
@@ -78,10 +77,9 @@ def search(
     keys
         Other settings of the trainings, more simply written as --optim.lr 0.001.
     """
-    check_positive(trials=trials, keep=keep, epochs=1 if epochs is None else epochs)
+    check_positive(trials=trials, keep=keep, jobs=jobs or 1)
+    check_length(epochs, minutes)
     limits = dict(most_parameters=_count("params", params), most_macs=_count("macs", macs))
-    if minutes is not None and (minutes <= 0 or epochs is not None):
-        raise WeftError("--minutes is a time in place of --epochs; give one of them, above 0.")
     if not supernet and (minutes is not None or inherit):
         raise WeftError("--minutes and --inherit are for a search with a supernet; without one give --epochs.")
 
@@ -90,15 +88,14 @@ def search(
     from weft.training import name_settings
 
     searching.import_optuna()
-    given: dict[str, Any] = dict(key.split("=", 1) for key in keys)
-    given |= dict(img_size=img_size, fraction=fraction, device=device)
+    given = settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device)
     plan = searching.make_plan(
         data,
         model,
         name_settings(given),
         recipe=recipe,
         space=space,
-        say=_say,
+        say=say,
         objective="parameters" if objective == "params" else "macs",
         trials=trials,
         keep=keep,
@@ -109,10 +106,10 @@ def search(
         seed=seed,
         **limits,
     )
-    folder = Path(out or f"runs/search-{Path(data.replace(':', '-')).stem}-{plan.model}")
+    folder = study_folder(out, "search", data, plan.model)
     searching.keep_plan(folder, plan)
     with locked(folder):
-        found = searching.Search(folder, plan, device=device, jobs=jobs, say=_say).run()
+        found = searching.Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
         print("Stopped; the same command goes on.")
         return
@@ -121,7 +118,6 @@ def search(
 
 
 def _print(found: Any) -> None:
-    from weft.analysis.show import columns
     from weft.study.cells import SCORES
     from weft.study.search import amount
     from weft.study.search_page import by_cost, row
@@ -134,14 +130,10 @@ def _print(found: Any) -> None:
         choices = "; ".join(f"{name} {text}" for name, text in one["choices"].items())
         scores = [f"{trial.trained:.2%}" if trial.trained is not None else "-", f"{trial.judged:.2%}"]
         rows.append([mark, *scores, amount(trial.parameters), amount(trial.macs), choices])
-    print("\n".join(columns([header, *rows], right=(1, 2, 3, 4))))
+    print_columns([header, *rows], right=(1, 2, 3, 4))
     print("* no other network trained is better and cheaper.")
     if found.trust:
         print(found.trust)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _count(option: str, text: str) -> float:

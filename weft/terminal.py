@@ -1,16 +1,17 @@
-"""What the commands share: options of one kind, a bar that shows how far they are, files that they write."""
+"""What the commands share: options of one kind, a bar that shows how far they are, what they print and write."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
 
-from weft.errors import WeftError
+from weft.errors import WeftError, check_positive, check_ratio
 
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
+Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 Flag = Parameter(negative="")
 OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
@@ -47,6 +48,34 @@ def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
                 print(f"{done} of {of} {what}", file=sys.stderr)
 
         yield say
+
+
+def settings_of(keys: list[str]) -> dict[str, Any]:
+    """The settings in `Keys`."""
+    return dict(key.split("=", 1) for key in keys)
+
+
+def check_length(epochs: int | None, minutes: float | None) -> None:
+    check_positive(epochs=1 if epochs is None else epochs)
+    check_ratio(minutes=1 if minutes is None else minutes)
+    if epochs and minutes:
+        raise WeftError("--epochs and --minutes both say how long; give one of them.")
+
+
+def study_folder(out: str, kind: str, *names: str) -> Path:
+    """Where a study lives: at `out`, or in runs/KIND-NAMES."""
+    return Path(out or "-".join([f"runs/{kind}", *(Path(name.replace(":", "-")).stem for name in names)]))
+
+
+def say(text: str) -> None:
+    """At once, wherever the output goes: a study takes long."""
+    print(text, flush=True)
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    from weft.analysis.show import columns
+
+    print("\n".join(columns(rows, right)))
 
 
 def check_out(**files: str) -> None:

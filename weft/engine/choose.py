@@ -71,7 +71,7 @@ def fill(
 
 def _fill_model(config: Config, report: DataReport, device: torch.device, why: list[str]) -> Config:
     model, task = config.model, config.data.task
-    side = _side(report)
+    side = usual_side(report)
     if model.name == "auto":
         small = device.type == "cpu" or (side <= SMALL and task == "classify")
         nano, large = ("cvt_nano", "cvt_13") if task == "classify" else ("cetnet_nano", "cetnet_tiny")
@@ -88,7 +88,7 @@ def _fill_model(config: Config, report: DataReport, device: torch.device, why: l
     return replace(config, model=model)
 
 
-def _side(report: DataReport) -> int:
+def usual_side(report: DataReport) -> int:
     """The short side of a usual picture."""
     return min(round(report.width["median"]), round(report.height["median"]))
 
@@ -96,7 +96,7 @@ def _side(report: DataReport) -> int:
 def _fill_classifier(
     config: Config, given: Collection[str], report: DataReport, device: torch.device, why: list[str]
 ) -> Config:
-    model, augment, side = config.model, config.augment, _side(report)
+    model, augment, side = config.model, config.augment, usual_side(report)
     width, height = round(report.width["median"]), round(report.height["median"])
     if not augment.img_size:
         augment = replace(augment, img_size=_size(model.name, side))
@@ -121,7 +121,7 @@ def _fill_classifier(
 
 
 def _fill_dense(config: Config, report: DataReport, why: list[str]) -> Config:
-    model, augment, side = config.model, config.augment, _side(report)
+    model, augment, side = config.model, config.augment, usual_side(report)
     augment = replace(augment, on_device="no")
     if not augment.img_size and config.data.task == "segment":
         augment = replace(augment, img_size=max(64, min(WINDOW, side // 32 * 32)))

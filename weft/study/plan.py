@@ -6,25 +6,25 @@ What was decided is written to STUDY/plan.json, so that a later sitting trains t
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft.config import Config, override
+from weft.config import Config
 from weft.data.findings import many
 from weft.data.sources import fingerprint
 from weft.engine.build import check_name
-from weft.engine.choose import SMALL, choose_recipe, fill
-from weft.engine.device import World, pick_device
-from weft.engine.recipes import find_recipe
-from weft.engine.session import absolute, open_data
+from weft.engine.choose import SMALL, usual_side
+from weft.engine.device import pick_device
+from weft.engine.session import absolute
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.study.cells import Cell, Result
 from weft.study.costs import Cost, count, measure
+from weft.study.settle import Say, open_study
 from weft.study.tables import Network, Row, Table
 from weft.study.workers import cores, places, run_cells, threads
 
@@ -36,8 +36,6 @@ PILOT_STEPS = 8  # of a short training of each row, which says how long an epoch
 WHOLE_EPOCHS = 5  # from so many on all pictures are used; below, fewer, so that the time is filled
 LEAST_STEPS = 10  # of a cell
 SPARE = 0.92  # of the time; the rest is for what takes longer than planned
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -86,13 +84,13 @@ def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, devi
     wish = replace(wish, data=absolute(wish.data))
     earlier = read_plan(study)
     if earlier is not None:
-        plan = settle(table, wish, torch.device(earlier.device), workers=1)  # the same networks, wherever it goes on
+        plan = make_plan(table, wish, torch.device(earlier.device), workers=1)  # the same networks, wherever it goes on
         check_same(earlier, plan, study)
         say(f"{study}: on with {describe(earlier)}")
         return replace(earlier, networks=plan.networks)
     if study.exists() and not {entry.name for entry in study.iterdir()} <= OURS:
         raise WeftError(f"{study} already exists and holds no study; choose another --out.")
-    plan = settle(table, wish, pick_device(device), len(places(device, jobs)))
+    plan = make_plan(table, wish, pick_device(device), len(places(device, jobs)))
     plan = replace(plan, costs=find_costs(plan, pick_device(device), jobs))
     if wish.epochs:
         plan = replace(plan, epochs=wish.epochs)
@@ -112,38 +110,28 @@ def describe(plan: Plan) -> str:
 # What does not depend on time ---------------------------------------------------------------------------------------
 
 
-def settle(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan:
+def make_plan(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan:
     """Opens the data and decides what a run would decide for the base row; the other rows follow it."""
     if wish.model not in OWN_SIZES:
         check_name(wish.model)
-    if wish.recipe:
-        find_recipe(wish.recipe)  # which says what exists
-    given = {"data.source": wish.data, "data.fraction": wish.fraction, **wish.settings}
-    if wish.img_size:
-        given["augment.img_size"] = wish.img_size
-    config = override(Config(), given)
-    data = open_data(config, World(device), lambda line: None)
-    side = min(round(data.report.width["median"]), round(data.report.height["median"]))
-    small = wish.model == "nano" or (not wish.model and (device.type == "cpu" or side <= SMALL))
+    given = {**wish.settings, **({"augment.img_size": wish.img_size} if wish.img_size else {})}
+    given |= {"data.source": wish.data, "data.fraction": wish.fraction}
+    study = open_study(given, wish.recipe, device, say=lambda line: None)
+    data, dense = study.data, study.data.source.task != "classify"
+    small = wish.model == "nano" or (not wish.model and (device.type == "cpu" or usual_side(data.report) <= SMALL))
     networks = {row.name: choose_network(table, row, wish.model, small) for row in table.rows if not row.missing}
-
     short = bool(wish.minutes) or wish.epochs < QUICK_EPOCHS
-    dense = data.source.task != "classify"
-    recipe = wish.recipe or (
-        "quick" if short and not dense else choose_recipe(config, data.source.task, len(data.split.train))
-    )
-    settings = {**find_recipe(recipe), **given}
+    recipe = wish.recipe or ("quick" if short and not dense else study.recipe())
 
-    def filled(network: Network, more: dict[str, Any]) -> Config:
-        named = {"model.name": network.model, "model.args": dict(network.switches)}
-        full = override(Config(), {**settings, **more, **named})
-        return fill(full, {**settings, **more}, data.report, len(data.split.train), device)[0]
+    def filled(network: Network, more: dict[str, Any] | None = None) -> Config:
+        return study.filled(recipe, {"model.name": network.model, "model.args": dict(network.switches)}, more)
 
-    base = filled(networks[table.base], {})
-    common = {"augment.img_size": base.augment.img_size, "run.batch": base.run.batch, "run.minutes": 0.0}
-    common |= {"data.workers": 0 if device.type == "cpu" else max(1, min(8, cores() // workers))}
-    common |= dict(wish.settings)
-    networks = {name: Network(network.model, filled(network, common).model.args) for name, network in networks.items()}
+    base = filled(networks[table.base])
+    readers = {} if device.type == "cpu" else {"data.workers": max(1, min(8, cores() // workers))}
+    settings = {**study.shared(base), **readers, **{key: study.given[key] for key in wish.settings}}
+    networks = {
+        name: Network(network.model, filled(network, settings).model.args) for name, network in networks.items()
+    }
     return Plan(
         wish=wish,
         fingerprint=str(fingerprint(data.source)),
@@ -151,8 +139,8 @@ def settle(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan
         img_size=base.augment.img_size,
         classes=len(data.source.classes),
         channels=base.data.channels,
-        pictures=len(data.split.train),
-        settings=common,
+        pictures=study.pictures,
+        settings=settings,
         networks=networks,
         device=str(device),
     )

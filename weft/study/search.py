@@ -35,7 +35,7 @@ from weft.study.pareto import choose, front, kendall_tau
 from weft.study.settle import Say, settle
 from weft.study.space import Point, Space, read_space
 from weft.study.supernet import NAME, Costs
-from weft.study.workers import run_cells
+from weft.study.workers import run_cells, telling
 
 if TYPE_CHECKING:
     import optuna
@@ -321,15 +321,7 @@ class Search:
                 best += [trial] if trial not in best else []
         cells = [self.cell(trial.point, epochs, **self.weights_of(trial)) for trial in best]
         self.say(f"training {many(len(cells), 'network')} for {many(epochs, 'epoch')} each")
-        told: set[str] = set()
-
-        def watch(states: dict[str, str]) -> None:
-            for key, state in states.items():
-                if state.startswith(("done", "failed")) and key not in told:
-                    told.add(key)
-                    self.say(f"network {len(told)}/{len(cells)}: {state}")
-
-        results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=watch)
+        results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=telling(self.say))
         if all(result.error for result in results):
             raise WeftError(f"None of the networks could be trained: {results[0].error}")
         for trial, result in zip(best, results, strict=True):

@@ -45,6 +45,19 @@ def run_cells(
         return Crew(study, cells, places(device, jobs), watch).work()
 
 
+def telling(say: Callable[[str], None]) -> Watch:
+    """Says a line for every cell that is over."""
+    told: set[str] = set()
+
+    def watch(states: dict[str, str]) -> None:
+        for key, state in states.items():
+            if state.startswith(("done", "failed")) and key not in told:
+                told.add(key)
+                say(f"{len(told)} of {len(states)}  {key}: {state}")
+
+    return watch
+
+
 def places(device: str, jobs: int) -> list[str]:
     """A device for each worker; GPUs take turns."""
     import torch
