@@ -24,7 +24,7 @@ def write_page(folder: Path, found: Comparison) -> None:
     for kind, x_name in KINDS.items():
         lines = {model: [(x, 100 * y) for x, y in found.line(model, kind)] for model in models}
         show_x = None if kind == "epochs" else "{:.0%}".format
-        charts.append(line_chart(f"{SCORES[found.score]}, %", lines, x_name=x_name, show_x=show_x))
+        charts.append(line_chart(f"{SCORES[found.score]} by {kind}, %", lines, x_name=x_name, show_x=show_x))
     curves = {model: [(x, 100 * y) for x, y in points] for model, points in found.curves.items()}
     charts.append(line_chart(f"{SCORES[found.score]} on the way, %, in the longest training", curves))
     write_text(

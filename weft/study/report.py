@@ -123,7 +123,7 @@ def notes(study: Study) -> list[str]:
         )
     if table.paper:
         said.append(
-            f"The paper's figures are those of {table.source}, on ImageNet-1k with its own recipe; `here` is the same "
+            f"The paper's figures are those of {table.source}, on ImageNet-1k with its own recipe; 'here' is the same "
             "network, counted at 224 pixels and 1,000 classes."
         )
         if any(paper.name == table.paper and not paper.counts_attention for paper in PAPERS):

@@ -32,7 +32,12 @@ def write_page(folder: Path, found: Found) -> None:
             cost=cost,
             score=score,
             pareto=scatter(f"{score} against {cost}", cost, lines_of(found), amount),
-            ranks=scatter(f"{score} after training against the first judgement", "first judgement", ranks(found)),
+            ranks=scatter(
+                f"{score} after training against the first judgement",
+                "first judgement",
+                ranks(found),
+                "{:.4g} %".format,
+            ),
             rows=[row(found, trial, rank) for rank, trial in enumerate(by_cost(found), start=1)],
             amount=amount,
         ),
@@ -88,10 +93,10 @@ def lines_of(found: Found) -> dict[str, tuple[list[Point], bool]]:
     objective = found.plan.objective
     front = [trial for trial in by_cost(found) if trial in found.front()]
     how = "with shared weights" if found.plan.supernet else "after a part of the epochs"
-    lines = {"front": ([(getattr(t, objective), 100 * (t.trained or t.judged)) for t in front], True)}
+    lines = {f"judged {how}": ([(getattr(t, objective), 100 * t.judged) for t in found.trials], False)}
     if found.trained:
         lines["trained"] = ([(getattr(t, objective), 100 * (t.trained or 0)) for t in found.trained], False)
-    return lines | {f"judged {how}": ([(getattr(t, objective), 100 * t.judged) for t in found.trials], False)}
+    return lines | {"front": ([(getattr(t, objective), 100 * (t.trained or t.judged)) for t in front], True)}
 
 
 def ranks(found: Found) -> dict[str, tuple[list[Point], bool]]:
@@ -130,9 +135,10 @@ def draw(found: Found) -> "Figure":
         (1e9, f"G{cost}") if found.plan.objective == "macs" and found.trials[0].macs > 1e8 else (1e6, f"million {cost}")
     )
     marks = {True: dict(marker="o", ms=4), False: dict(ls="", marker="o", ms=2.5)}
-    for ink, (label, (points, joined)) in zip(INKS, lines_of(found).items(), strict=False):
+    inks = (INKS[5], INKS[1], INKS[0]) if found.trained else (INKS[5], INKS[0])
+    for ink, (label, (points, joined)) in zip(inks, lines_of(found).items(), strict=True):
         xs, ys = zip(*points, strict=True)
-        pareto.plot([x / unit for x in xs], ys, color=ink, label=label, zorder=3 if joined else 2, **marks[joined])
+        pareto.plot([x / unit for x in xs], ys, color=ink, label=label, **marks[joined])
     for trial in found.trained if found.score == "top1" else []:  # one standard error of the validation pictures
         part = trial.trained or 0.0
         error = 100 * (part * (1 - part) / found.plan.validated) ** 0.5
