@@ -89,7 +89,8 @@ class HybridModel(nn.Module):
             reset: Any = getattr(module, "reset_parameters", None)
             if needs_reset and reset is not None:
                 reset()
-            if isinstance(module, nn.Linear) and not isinstance(module, PointwiseConv):
+            linear = isinstance(module, nn.Linear) and not isinstance(module, PointwiseConv)
+            if linear and not module.weight.is_meta:  # where nothing is kept, and drawing it takes long
                 self._init_linear(module)
 
     def _init_linear(self, linear: nn.Linear) -> None:
