@@ -11,7 +11,7 @@ from weft import WeftError
 from weft.analysis.cost import count_parameters
 from weft.analysis.papers import PAPERS
 from weft.config import Config, override
-from weft.study.costs import _plain, cost_in_paper, count, measure
+from weft.study.costs import cost_in_paper, count, measure, plain
 from weft.study.tables import COLUMNS, Network, find_table, table_names
 
 TABLES = [find_table(name) for name in table_names()]
@@ -36,7 +36,7 @@ def in_papers(table, row):
     """The row of weft.analysis.papers, whose costs test_papers.py counts, with the same network."""
     for paper in PAPERS:
         for known in paper.rows:
-            same = known.model == row.full.model and _plain(known.switches) == _plain(row.full.switches)
+            same = known.model == row.full.model and plain(known.switches) == plain(row.full.switches)
             if same and known.img_size == 224 and not known.head and paper.name == table.paper:
                 yield known
 

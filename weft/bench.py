@@ -46,6 +46,7 @@ class Settings:
     replay: bool = False  # launches recorded once as a CUDA graph
     wrap: bool = False  # Weft's models in `weft.replay`
     batch: int = 8
+    channels: int = 3
     img_size: int = 224
     dtype: str = "fp32"
     device: str = "cpu"
@@ -189,7 +190,7 @@ def make_model(name: str, settings: Settings) -> Any:
 
 def make_step(model: Any, settings: Settings) -> Step:
     device, dtype, side = torch.device(settings.device), DTYPES[settings.dtype], settings.img_size
-    pictures = torch.randn(settings.batch, 3, side, side, device=device)
+    pictures = torch.randn(settings.batch, settings.channels, side, side, device=device)
     pictures = pictures.contiguous(memory_format=torch.channels_last)
     if settings.train:
         return _training(model, pictures, dtype)

@@ -47,7 +47,8 @@ def ablate(
     data
         What `weft train` takes: a folder of pictures, demo:fashion, ...
     minutes
-        Time for the whole table: epochs and, where there are few, pictures are chosen to fit. 30 by default.
+        Time for the whole table: epochs and, where there are few, pictures are chosen to fit, and seeds left out where
+        cells take longer than it seemed. 30 by default.
     epochs
         Train every cell so long instead.
     model
@@ -79,7 +80,7 @@ def ablate(
         return
     chosen = find_table(table)
     if not data:
-        _show(chosen)
+        _show(chosen, table)
         return
     check_positive(seeds=seeds, jobs=jobs or 1)
     check_positive(img_size=1 if img_size is None else img_size)
@@ -88,7 +89,7 @@ def ablate(
 
     from weft.study.ablate import ablate as run
     from weft.study.plan import Wish
-    from weft.study.report import short_header, short_row
+    from weft.study.report import left_out, short_header, short_row
     from weft.training import name_settings
 
     wish = Wish(
@@ -107,9 +108,12 @@ def ablate(
     print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
     if not quiet:
         print(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
-    if study.done < study.cells:
+        if study.left_out:
+            print(left_out(study).strip())
+    failed = study.cells - study.done - study.left_out
+    if failed:
         raise WeftError(
-            f"{study.cells - study.done} of {study.cells} cells failed; {folder / 'table.md'} says why. "
+            f"{failed} of {study.cells} cells failed; {folder / 'table.md'} says why. "
             "The same command tries them again."
         )
 
@@ -122,7 +126,7 @@ def _listing() -> list[list[str]]:
     return [["table", "paper", "what", "rows"], *rows]
 
 
-def _show(table: "Table") -> None:
+def _show(table: "Table", given: str) -> None:
     """The table as printed, with the costs of the same networks here."""
     from weft.study.costs import cost_in_paper
     from weft.study.report import DASH, title
@@ -147,7 +151,7 @@ def _show(table: "Table") -> None:
     print_columns([header, *rows], right=range(1, len(table.columns) + 3))
     for text in table.differs:
         print(f"- {text}")
-    print(f"\nTrain it: weft ablate {table.name} DATA --minutes 30")
+    print(f"\nTrain it: weft ablate {given} DATA --minutes 30")
 
 
 def _made_of(row: "Row") -> list[str]:
@@ -191,6 +195,7 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
     from rich.text import Text
 
     from weft.study.ablate import cells_of
+    from weft.study.cells import LEFT_OUT
     from weft.study.report import difference, score, scored
 
     cells = cells_of(study.table, study.plan, study.seeds)
@@ -199,8 +204,8 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
         shown.add_column(name)
     for line in study.lines:
         mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
-        running = [state for state in mine if state not in ("done", "waiting")]
-        now = running[0] if running else "" if all(state == "done" for state in mine) else "waiting"
+        running = [state for state in mine if state not in ("done", "waiting", LEFT_OUT)]
+        now = running[0] if running else "waiting" if "waiting" in mine else ""
         texts = (line.row.name, score(line), difference(line.difference), line.verdict, now)
         shown.add_row(*map(Text, texts))
     return shown

@@ -38,7 +38,7 @@ def bench(
     img_size: int | None = None,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
     device: str = "auto",
-    seconds: float = 3.0,
+    seconds: float | None = None,
     fuse: bool = True,
     kernels: Annotated[bool, Flag] = False,
     only: Names = [],  # noqa: B006
@@ -81,7 +81,7 @@ def bench(
     device
         auto, cpu, cuda or cuda:N.
     seconds
-        To measure each model.
+        To measure each model; 3 by default.
     fuse
         Fold BatchNorm away in inference of Weft's models, as one would to use them.
     kernels
@@ -96,8 +96,8 @@ def bench(
     epochs
         With --compare: budgets, such as 10,20,30, which is the default.
     fractions
-        With --compare: parts of the training pictures, by default 0.2,0.6,1, each trained for as many steps as the
-        first budget has.
+        With --compare: parts of the training pictures, by default 0.2,0.6,1, each trained for so many epochs that it
+        sees as many pictures as with the first budget.
     seeds
         With --compare: trainings of each kind, for mean, spread and intervals of the differences.
     recipe
@@ -112,14 +112,18 @@ def bench(
     check_out(json=as_json)
     if compare:
         speed = dict(train=train, compile=compile, replay=replay, kernels=kernels, against=against, only=only)
+        speed |= dict(json=as_json, dtype=dtype, seconds=seconds is not None, fuse=not fuse)
         unused = [name for name, value in speed.items() if value]
         if unused:
-            raise WeftError(f"--{unused[0]} is for measurements of speed; leave it out with --compare.")
+            option = unused[0].replace("fuse", "no-fuse")
+            raise WeftError(f"--{option} is for measurements of speed; leave it out with --compare.")
         settings = {**settings_of(keys), "img_size": img_size, "batch": batch, "device": device}
         _compare(list(models), compare, settings, epochs, fractions, seeds, recipe, jobs, device, out)
         return
-    if epochs or fractions or recipe or out or keys or seeds != 1:
-        raise WeftError("--epochs, --fractions, --seeds, --recipe and --out are for trainings; say --compare DATA.")
+    if epochs or fractions or recipe or out or keys or jobs or seeds != 1:
+        raise WeftError(
+            "--epochs, --fractions, --seeds, --recipe, --jobs and --out are for trainings; say --compare DATA."
+        )
     if kernels:
         _kernels(list(models), only, as_json)
         return
@@ -128,6 +132,7 @@ def bench(
     if not models:
         raise WeftError("No model given; `weft models` lists them, or measure kernels with --kernels.")
     check_positive(batch=1 if batch is None else batch, img_size=1 if img_size is None else img_size)
+    seconds = 3.0 if seconds is None else seconds
     check_ratio(seconds=seconds)
 
     from weft import bench as measuring
@@ -189,9 +194,8 @@ def _compare(
     common = settle(data, models, name_settings(given), recipe, say)
     folder = study_folder(out, "compare", data, *models)
     design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
-    total = len({design.cell(*place).key for place in design.places()})
-    say(f"{total} trainings -> {folder}")
-    found = compare(folder, design, jobs=jobs, device=device, watch=telling(say))
+    say(f"{len(design.names())} trainings -> {folder}")
+    found = compare(folder, design, jobs=jobs, device=device, watch=telling(say, design.names()))
     header, *rows = table(found)
     print_columns([header, *rows], right=range(1, len(header)))
     for error in found.errors:

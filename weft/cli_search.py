@@ -57,7 +57,8 @@ def search(
     minutes
         A time budget instead.
     supernet
-        Judge by weights that all networks share; --no-supernet: by trainings of a quarter of the epochs.
+        Judge by weights that all networks share; --no-supernet: by trainings of a quarter of the epochs, of which
+        those that look bad are stopped early.
     inherit
         Begin the trainings at the end with the supernet's weights, not with new ones.
     img_size
@@ -107,8 +108,8 @@ def search(
         **limits,
     )
     folder = study_folder(out, "search", data, plan.model)
-    searching.keep_plan(folder, plan)
     with locked(folder):
+        searching.keep_plan(folder, plan)
         found = searching.Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
         print("Stopped; the same command goes on.")

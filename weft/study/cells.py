@@ -11,6 +11,7 @@ A cell is trained by a worker (weft.study.workers), a process that outlives its 
 import contextlib
 import hashlib
 import json
+import math
 import shutil
 import statistics
 import time
@@ -23,6 +24,7 @@ from weft.errors import WeftError
 from weft.files import write_text
 
 RESULT = "result.json"
+LEFT_OUT = "left out: no time"  # a result's error where a cell was not begun
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Result:
     cell: Cell
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last validation: top1, loss, ...
     curve: list[dict[str, Any]] = field(default_factory=list)  # a row for each epoch: train_loss, val_top1, seconds
-    speed: float = 0.0  # pictures per second in training
+    speed: float = 0.0  # pictures per second in training; 0 of a single step, which has no time between two
     seconds: float = 0.0  # of the whole cell: start, training, evaluation
     error: str = ""  # why there are no metrics, in one line; the next sitting tries again
 
@@ -56,6 +58,14 @@ class Result:
     def score(self) -> float | None:
         """Top-1 of classifiers, and what else the tasks are judged by."""
         return next((self.metrics[name] for name in SCORES if self.metrics.get(name) is not None), None)
+
+
+def whole_epochs(epochs: float, part: float) -> tuple[int, float]:
+    """A whole number of epochs, and a part of the pictures that leaves the work as it was: 1.67 of 60 %: 2 of 50 %."""
+    whole = max(1, round(epochs))
+    if part * epochs > whole:  # more than all pictures
+        whole = math.ceil(epochs)
+    return whole, part * epochs / whole
 
 
 SCORES = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "mask_ap": "mask AP", "box_ap": "box AP"}
@@ -89,6 +99,18 @@ def how_far(study: Path, cell: Cell) -> str:
     return f"epoch {epoch:.1f}" + (f"/{epochs}" if epochs else "")
 
 
+def read_curve(study: Path, cell: Cell) -> list[float]:
+    """The validation score after each epoch so far."""
+    from weft.engine.log import METRICS, read_rows
+
+    try:
+        rows = [row for row in read_rows(cell_folder(study, cell) / "run" / METRICS) if row["kind"] == "epoch"]
+    except OSError:
+        return []
+    scores = (Result(cell, {name: row.get(f"val_{name}") for name in SCORES}).score for row in rows)
+    return [score for score in scores if score is not None]
+
+
 # In the worker --------------------------------------------------------------------------------------------------
 
 
@@ -102,12 +124,11 @@ def train_cell(folder: Path, device: str) -> Result:
         _train(cell, folder / "run", device)
         rows = _rows(folder / "run")
         curve = [row for row in rows if row["kind"] == "epoch"]
-        speeds = [row["pictures_per_second"] for row in rows if row["kind"] == "step"]
         result = Result(
             cell,
             metrics={key.removeprefix("val_"): value for key, value in curve[-1].items() if key.startswith("val_")},
             curve=curve,
-            speed=statistics.median(speeds[1:] or speeds or [0.0]),  # the first step is slow
+            speed=_speed(rows),
             seconds=time.monotonic() - begin,
         )
         if result.score is None:
@@ -119,16 +140,30 @@ def train_cell(folder: Path, device: str) -> Result:
 
 def _train(cell: Cell, run: Path, device: str) -> None:
     """Without a report: the last validation says what is compared."""
-    from weft.engine.state import STATE
     from weft.training import train
 
-    if (run / STATE).exists():
-        with contextlib.suppress(WeftError):  # a state that nothing can be made of, or other pictures
-            train(resume=run, device=device, allow_changes=True)
-            return
+    if _has_state(run):
+        train(resume=run, device=device, allow_changes=True)
+        return
     shutil.rmtree(run, ignore_errors=True)
     model = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches)}
     train(cell.data, recipe=cell.recipe, out=run, device=device, **{**model, "run.report": False, **cell.settings})
+
+
+def _has_state(run: Path) -> bool:
+    """Whether there is one that can be gone on from; a damaged one is as good as none."""
+    from weft.engine.state import read_header
+
+    try:
+        read_header(run)
+    except WeftError:
+        return False
+    return True
+
+
+def _speed(rows: list[dict[str, Any]]) -> float:
+    speeds = [row["pictures_per_second"] for row in rows if row["kind"] == "step" and row["pictures_per_second"]]
+    return statistics.median(speeds or [0.0])
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:

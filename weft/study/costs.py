@@ -27,7 +27,7 @@ class Cost:
 def cost_in_paper(network: Network) -> Cost | None:
     """At the size of the papers: 1,000 classes, 224 pixels. What `weft.analysis.papers` has is not counted again."""
     for row in (row for paper in PAPERS for row in paper.rows):
-        same = row.model == network.model and _plain(row.switches) == _plain(network.switches)
+        same = row.model == network.model and plain(row.switches) == plain(network.switches)
         if same and row.img_size == 224 and not row.head:
             return Cost(row.parameters, row.macs)
     return count(network, img_size=224)
@@ -44,20 +44,19 @@ def count(network: Network, img_size: int, classes: int = 1000, channels: int = 
 
 
 def measure(
-    networks: Mapping[str, Network], img_size: int, device: torch.device, threads: int
+    networks: Mapping[str, Network], img_size: int, classes: int, channels: int, device: torch.device, threads: int
 ) -> dict[str, float | None]:
     """Pictures per second of inference, each network timed in every round; None of one that does not run.
 
     On a CPU with as many threads as a cell has for its training.
     """
     gpu = device.type == "cuda"
-    settings = bench.Settings(
-        batch=256 if gpu else 16, img_size=img_size, dtype="bf16" if gpu else "fp32", device=str(device)
-    )
+    batch, dtype = (256, "bf16") if gpu else (16, "fp32")
+    settings = bench.Settings(batch=batch, channels=channels, img_size=img_size, dtype=dtype, device=str(device))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        models = {name: _ready(network, settings) for name, network in networks.items()}
+        models = {name: _ready(network, settings, classes) for name, network in networks.items()}
         contenders = [bench.Contender(name, settings, model) for name, model in models.items() if model is not None]
         times = bench.race(contenders, SECONDS)
     finally:
@@ -70,10 +69,10 @@ def measure(
     }  # the calmest round
 
 
-def _ready(network: Network, settings: bench.Settings) -> Any:
+def _ready(network: Network, settings: bench.Settings, classes: int) -> Any:
     """As one would use it: fused, on its device, in its type."""
     try:
-        model = _make(network, settings.img_size, 1000, 3, settings.device).eval()
+        model = _make(network, settings.img_size, classes, settings.channels, settings.device).eval()
     except (weft.WeftError, AssertionError, ValueError, RuntimeError):
         return None
     model = weft.fuse(model) if bench.is_ours(network.model) else model
@@ -86,8 +85,8 @@ def _make(network: Network, img_size: int, classes: int, channels: int, device: 
     return create(network.model, args, classes, channels, pretrained=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Lists of YAML and tuples of Python alike."""
     if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

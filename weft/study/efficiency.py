@@ -1,7 +1,8 @@
 """`weft bench A B --compare DATA`: how much training, and how many pictures, models need to be how good.
 
 As in CeiT's and ViTAE's figures 1: every model is trained (a) for several numbers of epochs on all pictures and (b) on
-parts of the pictures for more epochs, so that every training of (b) takes as many steps as the shortest one of (a).
+parts of the pictures for more epochs, so that every training of (b) sees as many pictures as the shortest one of (a).
+Epochs are whole, so a part may be a little other than asked for; so are the steps of an epoch: those are counted.
 Recipe, batch and picture size are the same for all models; every number of epochs has a whole schedule of its own.
 """
 
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.analysis.cost import count_macs, count_parameters
+from weft.data.findings import many
+from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells import SCORES, Cell, Result
+from weft.study.cells import SCORES, Cell, Result, whole_epochs
 from weft.study.settle import Common
 from weft.study.space import make
-from weft.study.statistics import mean_sd, paired_difference
+from weft.study.statistics import difference_by_seed, mean_sd
 from weft.study.workers import run_cells
 
 KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training pictures"}
@@ -29,14 +32,12 @@ class Design:
 
     common: Common
     epochs: tuple[int, ...]  # of (a), rising
-    fractions: tuple[float, ...]  # of (b), rising
+    fractions: tuple[float, ...]  # of (b), rising, as asked for
     seeds: int = 1
 
     def length(self, kind: str, x: float) -> tuple[int, float]:
         """Epochs, and part of the pictures, of the training at `x` of an axis."""
-        if kind == "epochs":
-            return int(x), 1.0
-        return max(1, round(min(self.epochs) / x)), x
+        return (int(x), 1.0) if kind == "epochs" else whole_epochs(min(self.epochs) / x, x)
 
     def cell(self, model: str, kind: str, x: float, seed: int) -> Cell:
         """Both axes meet in one training, which is made once."""
@@ -47,7 +48,19 @@ class Design:
 
     @property
     def axes(self) -> dict[str, tuple[float, ...]]:
-        return {"epochs": self.epochs, "pictures": self.fractions}
+        parts = [self.length("pictures", x)[1] for x in self.fractions]
+        return {"epochs": self.epochs, "pictures": tuple(dict.fromkeys(parts))}
+
+    def spell(self, kind: str, x: float) -> str:
+        epochs, part = self.length(kind, x)
+        return f"{part:.0%} of the pictures, {many(epochs, 'epoch')}"
+
+    def names(self) -> dict[str, str]:
+        """Of every training, by the key of its cell."""
+        return {
+            self.cell(model, kind, x, seed).key: f"{model}, {self.spell(kind, x)}, seed {seed}"
+            for model, kind, x, seed in self.places()
+        }
 
     def places(self) -> list[tuple[str, str, float, int]]:
         """(model, kind, x, seed) of every training; all models with one seed come before the next seed."""
@@ -62,18 +75,19 @@ class Design:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found: scores of each model along both axes, in the order of the seeds."""
+    """What was found: scores of each model along both axes."""
 
     design: Design
     score: str  # such as top1
-    scores: dict[str, dict[str, dict[float, list[float]]]]  # model to kind to x to scores
+    scores: dict[str, dict[str, dict[float, dict[int, float]]]]  # model to kind to x to seed to score
+    steps: dict[str, dict[float, int]]  # kind to x to steps of each training, the same for all models
     curves: dict[str, list[tuple[float, float]]]  # of each model's longest training: epoch and validation score
     costs: dict[str, tuple[int, int]]  # parameters, MACs
     errors: list[str]
 
     def line(self, model: str, kind: str) -> list[tuple[float, float]]:
         """x and mean score."""
-        means = {x: mean_sd(values)[0] for x, values in self.scores[model][kind].items()}
+        means = {x: mean_sd([*values.values()])[0] for x, values in self.scores[model][kind].items()}
         return [(x, mean) for x, mean in means.items() if mean is not None]
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +96,8 @@ class Comparison:
         for model in self.design.common.models:
             parameters, macs = self.costs[model]
             rows = {
-                kind: [self._row(x, values) for x, values in axis.items()] for kind, axis in self.scores[model].items()
+                kind: [self._row(kind, x, values) for x, values in axis.items()]
+                for kind, axis in self.scores[model].items()
             }
             content["models"][model] = {"parameters": parameters, "macs": macs, **rows, "curve": self.curves.get(model)}
         content["differences"] = [
@@ -93,14 +108,15 @@ class Comparison:
         ]
         return {**content, "errors": self.errors}
 
-    def _row(self, x: float, values: list[float]) -> dict[str, Any]:
-        mean, sd = mean_sd(values)
-        return {"x": x, "mean": mean, "sd": sd, "values": values}
+    def _row(self, kind: str, x: float, values: dict[int, float]) -> dict[str, Any]:
+        mean, sd = mean_sd([*values.values()])
+        epochs, part = self.design.length(kind, x)
+        length = {"epochs": epochs, "part": part, "steps": self.steps[kind].get(x)}
+        return {"x": x, **length, "mean": mean, "sd": sd, "values": values}
 
     def difference(self, model: str, other: str, kind: str, x: float) -> dict[str, Any]:
         """Mean difference over the seeds that both have, with its 95 % interval where there are two or more."""
-        a, b = self.scores[model][kind][x], self.scores[other][kind][x]
-        found = paired_difference(a, b) if len(a) == len(b) else None
+        found = difference_by_seed(self.scores[model][kind][x], self.scores[other][kind][x])
         return {"mean": None, "low": None, "high": None} if found is None else asdict(found)
 
 
@@ -115,9 +131,9 @@ def compare(
     """Trains what is not trained yet, and writes compare.json, compare.html, compare.png and compare.svg."""
     from weft.study.efficiency_page import write_page
 
-    folder.mkdir(parents=True, exist_ok=True)
     places = design.places()
-    results = run_cells(folder, [design.cell(*place) for place in places], jobs=jobs, device=device, watch=watch)
+    with locked(folder):
+        results = run_cells(folder, [design.cell(*place) for place in places], jobs=jobs, device=device, watch=watch)
     if all(result.error for result in results):
         raise WeftError(f"No model could be trained: {results[0].error}")
     found = collect(design, places, results)
@@ -128,18 +144,21 @@ def compare(
 
 def collect(design: Design, places: Sequence[tuple[str, str, float, int]], results: Sequence[Result]) -> Comparison:
     models = design.common.models
-    scores = {model: {kind: {x: [] for x in xs} for kind, xs in design.axes.items()} for model in models}
+    scores = {model: {kind: {x: {} for x in xs} for kind, xs in design.axes.items()} for model in models}
+    steps: dict[str, dict[float, int]] = {kind: {} for kind in design.axes}
     curves, name = {}, ""
     for (model, kind, x, seed), result in zip(places, results, strict=True):
         if result.score is None:
             continue
         name = next(name for name in SCORES if result.metrics.get(name) is not None)
-        scores[model][kind][x].append(result.score)
+        scores[model][kind][x][seed] = result.score
+        steps[kind][x] = result.curve[-1]["step"]
         if kind == "epochs" and x == max(design.epochs) and seed == 0:
             points = [(row["epoch"], row.get(f"val_{name}")) for row in result.curve]
             curves[model] = [(epoch, score) for epoch, score in points if score is not None]
     errors = sorted({f"{result.cell.model}: {result.error}" for result in results if result.error})
-    return Comparison(design, name, scores, curves, {model: cost(design.common, model) for model in models}, errors)
+    costs = {model: cost(design.common, model) for model in models}
+    return Comparison(design, name, scores, steps, curves, costs, errors)
 
 
 def cost(common: Common, model: str) -> tuple[int, int]:

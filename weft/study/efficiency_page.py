@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.data.findings import many
 from weft.figures import INKS, plots, write_figure
 from weft.files import write_text
 from weft.page import render
@@ -37,11 +36,12 @@ def table(found: Comparison) -> list[list[str]]:
     """The header, and a row for each training that all models have: mean and spread of each model, differences."""
     first, *others = found.design.common.models
     several = found.design.seeds > 1
-    rows = [["", first, *(word for model in others for word in (model, "difference"))]]
+    rows = [["", "steps", first, *(word for model in others for word in (model, "difference"))]]
     for kind, xs in found.design.axes.items():
         for x in xs:
-            epochs, part = found.design.length(kind, x)
-            cells = [f"{part:.0%} of the pictures, {many(epochs, 'epoch')}", spell(found.scores[first][kind][x])]
+            steps = found.steps[kind].get(x)
+            cells = [found.design.spell(kind, x), f"{steps:,}" if steps else "-"]
+            cells += [spell(found.scores[first][kind][x])]
             for model in others:
                 difference = found.difference(model, first, kind, x)
                 said = "-" if difference["mean"] is None else f"{100 * difference['mean']:+.2f}"
@@ -52,8 +52,8 @@ def table(found: Comparison) -> list[list[str]]:
     return rows
 
 
-def spell(values: list[float]) -> str:
-    mean, sd = mean_sd(values)
+def spell(values: dict[int, float]) -> str:
+    mean, sd = mean_sd([*values.values()])
     if mean is None:
         return "-"
     return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
@@ -66,7 +66,7 @@ def draw(found: Comparison) -> "Figure":
         for ink, model in zip(INKS * 9, found.design.common.models, strict=False):
             xs, means, sds = [], [], []
             for x, values in found.scores[model][kind].items():
-                mean, sd = mean_sd(values)
+                mean, sd = mean_sd([*values.values()])
                 if mean is not None:
                     xs, means, sds = [*xs, x], [*means, 100 * mean], [*sds, 100 * (sd or 0)]
             spread = sds if any(sds) else None
@@ -76,7 +76,8 @@ def draw(found: Comparison) -> "Figure":
                 place.plot([x for x, _ in way], [100 * y for _, y in way], color=ink, lw=0.7, alpha=0.5)
         place.set_xlabel(x_name)
         if kind == "pictures":
-            place.set_xticks(found.design.fractions, [f"{part:.0%}" for part in found.design.fractions])
+            parts = found.design.axes["pictures"]
+            place.set_xticks(parts, [f"{part:.0%}" for part in parts])
         else:
             place.set_xticks(found.design.epochs)
     axes[0].set_ylabel(f"{SCORES[found.score]}, %")

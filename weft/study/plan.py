@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from weft.engine.device import pick_device
 from weft.engine.session import absolute
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells import Cell, Result
-from weft.study.costs import Cost, count, measure
+from weft.study.cells import Cell, Result, whole_epochs
+from weft.study.costs import Cost, count, measure, plain
 from weft.study.settle import Say, open_study
 from weft.study.tables import Network, Row, Table
 from weft.study.workers import cores, places, run_cells, threads
@@ -31,10 +32,11 @@ from weft.study.workers import cores, places, run_cells, threads
 PLAN = "plan.json"
 OWN_SIZES = ("", "nano", "paper")  # of the table's networks; all else is a model's name
 OURS = {"state", "cells", "workers.txt"}  # what there is before a plan
-QUICK_EPOCHS = 30  # up to so many, light augmentation is better
+QUICK, QUICK_EPOCHS = "quick", 30  # up to so many, light augmentation is better
 PILOT_STEPS = 8  # of a short training of each row, which says how long an epoch takes
 WHOLE_EPOCHS = 5  # from so many on all pictures are used; below, fewer, so that the time is filled
 LEAST_STEPS = 10  # of a cell
+MOST_PARTS = 12  # of an epoch: 1.6667 is five of three
 SPARE = 0.92  # of the time; the rest is for what takes longer than planned
 
 
@@ -70,58 +72,93 @@ class Plan:
 
     def cell(self, row: Row, seed: int, epochs: int | None = None, fraction: float | None = None) -> Cell:
         """A row's training with one seed."""
-        epochs = epochs or max(1, round(self.epochs * row.epochs))
-        part = self.fraction * row.fraction if fraction is None else fraction
+        if epochs is None or fraction is None:
+            epochs, fraction = whole_epochs(self.epochs * row.epochs, self.fraction * row.fraction)
         network = self.networks[row.name]
-        length = {"run.epochs": epochs, "run.val_epochs": epochs, "data.fraction": round(self.wish.fraction * part, 6)}
+        length = {
+            "run.epochs": epochs,
+            "run.val_epochs": epochs,
+            "data.fraction": round(self.wish.fraction * fraction, 6),
+        }
         settings = {**self.settings, **row.settings, **length}
         return Cell(self.wish.data, network.model, seed, dict(network.switches), settings, self.recipe)
 
 
-def find_plan(table: Table, wish: Wish, study: Path, seeds: int, jobs: int, device: str, say: Say) -> Plan:
-    """The plan of an earlier sitting, if it was for the same; or a new one."""
-    begin = time.monotonic()
+def draft_plan(table: Table, wish: Wish, study: Path, jobs: int, device: str) -> Plan:
+    """All but costs and length. Writes nothing, and refuses what an earlier sitting was not asked for."""
     wish = replace(wish, data=absolute(wish.data))
     earlier = read_plan(study)
-    if earlier is not None:
-        plan = make_plan(table, wish, torch.device(earlier.device), workers=1)  # the same networks, wherever it goes on
+    if earlier is not None:  # the same networks, wherever it goes on
+        plan = make_plan(table, wish, torch.device(earlier.device), workers=1, quick=earlier.recipe == QUICK)
         check_same(earlier, plan, study)
-        say(f"{study}: on with {describe(earlier)}")
-        return replace(earlier, networks=plan.networks)
+        return plan
     if study.exists() and not {entry.name for entry in study.iterdir()} <= OURS:
         raise WeftError(f"{study} already exists and holds no study; choose another --out.")
-    plan = make_plan(table, wish, pick_device(device), len(places(device, jobs)))
-    plan = replace(plan, costs=find_costs(plan, pick_device(device), jobs))
-    if wish.epochs:
-        plan = replace(plan, epochs=wish.epochs)
+    return make_plan(table, wish, pick_device(device), len(places(device, jobs)), quick=wish.epochs <= QUICK_EPOCHS)
+
+
+def find_plan(
+    draft: Plan, table: Table, study: Path, seeds: int, jobs: int, device: str, begin: float, say: Say
+) -> Plan:
+    """The plan of an earlier sitting, for the rows that the table has now; or a new one."""
+    earlier = read_plan(study)
+    if earlier is not None:
+        check_same(earlier, draft, study)
+        plan = replace(earlier, networks=draft.networks)
+        if plain(asdict(plan)["networks"]) != plain(asdict(earlier)["networks"]):
+            say("the rows of the table have changed: costs are found anew")
+            plan = replace(plan, costs=find_costs(plan, pick_device(device), jobs))
+        said = f"{study}: on with {describe(plan)}"
     else:
-        plan = fit_into_time(plan, table, study, seeds, jobs, device, begin, say)
-    study.mkdir(parents=True, exist_ok=True)
+        plan = replace(draft, costs=find_costs(draft, pick_device(device), jobs))
+        plan = choose_size(plan, table, study, seeds, jobs, device, begin, say)
+        said = describe(plan)
     write_text(study / PLAN, json.dumps(asdict(plan), indent=2))
-    say(describe(plan))
+    say(said)
     return plan
+
+
+def choose_size(
+    plan: Plan, table: Table, study: Path, seeds: int, jobs: int, device: str, begin: float, say: Say
+) -> Plan:
+    """How long the cells are: as was asked for, or as the time allows; and with that, what recipe they have."""
+    if plan.wish.epochs:
+        return replace(plan, epochs=plan.wish.epochs)
+    plan = fit_into_time(plan, table, study, seeds, jobs, device, begin, say)
+    if plan.epochs <= QUICK_EPOCHS or plan.wish.recipe:
+        return plan
+    long = make_plan(table, plan.wish, pick_device(device), len(places(device, jobs)), quick=False)
+    same = (long.img_size, long.networks) == (plan.img_size, plan.networks)
+    costs = plan.costs if same else find_costs(long, pick_device(device), jobs)
+    return replace(long, epochs=plan.epochs, fraction=plan.fraction, costs=costs)
 
 
 def describe(plan: Plan) -> str:
     pictures = round(plan.fraction * plan.pictures)
-    return f"{many(plan.epochs, 'epoch')} of {pictures:,} pictures at {plan.img_size} pixels, recipe {plan.recipe}"
+    models = dict.fromkeys(network.model for network in plan.networks.values())
+    length = f"{many(plan.epochs, 'epoch')} of {pictures:,} pictures at {plan.img_size} pixels"
+    return f"{', '.join(models)}: {length}, recipe {plan.recipe}"
 
 
 # What does not depend on time ---------------------------------------------------------------------------------------
 
 
-def make_plan(table: Table, wish: Wish, device: torch.device, workers: int) -> Plan:
-    """Opens the data and decides what a run would decide for the base row; the other rows follow it."""
+def make_plan(table: Table, wish: Wish, device: torch.device, workers: int, quick: bool) -> Plan:
+    """Opens the data and decides what a run would decide for the base row; the other rows follow it.
+
+    `quick`: the recipe of short trainings, where none was asked for.
+    """
     if wish.model not in OWN_SIZES:
         check_name(wish.model)
+        if not table.model:
+            raise WeftError(f"{table.name}: every row names its own model, so --model {wish.model} has no place.")
     given = {**wish.settings, **({"augment.img_size": wish.img_size} if wish.img_size else {})}
     given |= {"data.source": wish.data, "data.fraction": wish.fraction}
     study = open_study(given, wish.recipe, device, say=lambda line: None)
     data, dense = study.data, study.data.source.task != "classify"
     small = wish.model == "nano" or (not wish.model and (device.type == "cpu" or usual_side(data.report) <= SMALL))
     networks = {row.name: choose_network(table, row, wish.model, small) for row in table.rows if not row.missing}
-    short = bool(wish.minutes) or wish.epochs < QUICK_EPOCHS
-    recipe = wish.recipe or ("quick" if short and not dense else study.recipe())
+    recipe = wish.recipe or (QUICK if quick and not dense else study.recipe())
 
     def filled(network: Network, more: dict[str, Any] | None = None) -> Config:
         return study.filled(recipe, {"model.name": network.model, "model.args": dict(network.switches)}, more)
@@ -158,10 +195,9 @@ def choose_network(table: Table, row: Row, wanted: str, small: bool) -> Network:
 
 
 def find_costs(plan: Plan, device: torch.device, jobs: int) -> dict[str, Cost]:
-    speeds = measure(plan.networks, plan.img_size, device, threads(places(str(device), jobs)))
-    counts = {
-        name: count(network, plan.img_size, plan.classes, plan.channels) for name, network in plan.networks.items()
-    }
+    shape = plan.img_size, plan.classes, plan.channels
+    speeds = measure(plan.networks, *shape, device, threads(places(str(device), jobs)))
+    counts = {name: count(network, *shape) for name, network in plan.networks.items()}
     return {name: replace(cost, throughput=speeds[name]) for name, cost in counts.items() if cost is not None}
 
 
@@ -184,9 +220,14 @@ def fit_into_time(
         raise WeftError(f"{table.base} cannot be trained here: {results[0].error.rstrip('.')}.")
     paces = find_paces(rows, dict(zip((row.name for row in pilots), results, strict=True)), plan.costs, batch)
     seconds = (SPARE * 60 * plan.wish.minutes - (time.monotonic() - begin)) * workers
-    epochs, part, fits = choose_length(rows, paces, pictures=pictures, batch=batch, seeds=seeds, seconds=seconds)
-    if not fits:
-        say(f"{plan.wish.minutes:g} minutes are too few for {many(seeds * len(rows), 'cell')}; it will take longer")
+    lengths = [
+        choose_length(rows, paces, pictures=pictures, batch=batch, seeds=count, seconds=seconds)
+        for count in range(seeds, 0, -1)
+    ]
+    epochs, part, fits = next((length for length in lengths if length[2]), lengths[-1])  # rather short than few seeds
+    if not lengths[0][2]:
+        what = f"for all of {many(seeds, 'seed')}" if fits else "even for one seed, which will take longer"
+        say(f"{plan.wish.minutes:g} minutes are too few {what}; what is left out is said in the table")
     return replace(plan, epochs=epochs, fraction=part)
 
 
@@ -212,8 +253,10 @@ def find_paces(rows: list[Row], pilots: dict[str, Result], costs: dict[str, Cost
     found = {}
     for name, result in pilots.items():
         if not result.error:
-            trained = batch * max(row["step"] for row in result.curve)
-            found[name] = Pace(result.speed, max(0.0, result.seconds - trained / result.speed))
+            last = result.curve[-1]
+            trained = batch * last["step"]
+            speed = result.speed or trained / last["seconds"]  # of a single step with all that was beside it
+            found[name] = Pace(speed, max(0.0, result.seconds - trained / speed))
     base, first = next(iter(found.items()))
     for row in rows:
         ratio = throughput(costs, row.name) / (throughput(costs, base) or math.inf)
@@ -224,14 +267,18 @@ def find_paces(rows: list[Row], pilots: dict[str, Result], costs: dict[str, Cost
 def choose_length(
     rows: list[Row], paces: dict[str, Pace], *, pictures: int, batch: int, seeds: int, seconds: float
 ) -> tuple[int, float, bool]:
-    """Epochs and part of the pictures that fill `seconds` of work, and whether the least that makes sense fits."""
+    """Epochs and part of the pictures that fill `seconds` of work, and whether the least that makes sense fits.
+
+    The epochs are such that those of every row are whole: multiples of three where one takes 1.67 times as many.
+    """
+    step = math.lcm(*(Fraction(row.epochs).limit_denominator(MOST_PARTS).denominator for row in rows))
     beside = sum(seeds * paces[row.name].beside for row in rows)
     epoch = sum(seeds * row.epochs * row.fraction * pictures / paces[row.name].speed for row in rows)
     fitting = (seconds - beside) / epoch
-    if fitting >= WHOLE_EPOCHS:
-        return int(fitting), 1.0, True
+    if fitting >= max(WHOLE_EPOCHS, step):
+        return int(fitting) // step * step, 1.0, True
     least = min(1.0, LEAST_STEPS * batch / pictures)
-    epochs = math.ceil(max(fitting, least))
+    epochs = step * math.ceil(max(fitting, least) / step)
     return epochs, round(max(fitting, least) / epochs, 4), fitting >= least
 
 
@@ -264,6 +311,11 @@ def check_same(earlier: Plan, now: Plan, study: Path) -> None:
     if earlier.fingerprint != now.fingerprint:
         raise WeftError(
             f"The pictures of {now.wish.data} have changed since {study} was started; choose another --out."
+        )
+    if earlier.img_size != now.img_size:
+        raise WeftError(
+            f"{study} was started with pictures of {earlier.img_size} pixels, and the base row now has {now.img_size};"
+            " choose another --out."
         )
 
 

@@ -8,7 +8,7 @@ from weft.data.findings import many
 from weft.files import write_text
 from weft.study.costs import Cost
 from weft.study.plan import describe
-from weft.study.statistics import CONFIDENCE, Difference
+from weft.study.statistics import CONFIDENCE, ENOUGH, Difference
 from weft.study.summary import Line, Study
 from weft.study.tables import Table
 
@@ -108,9 +108,10 @@ def notes(study: Study) -> list[str]:
     table, plan = study.table, study.plan
     said = [
         f"Trained here: {describe(plan)}; {many(study.seeds, 'seed')}; the score is that of the last epoch on the "
-        f"validation pictures. {study.done} of {many(study.cells, 'cell')} are done.",
+        f"validation pictures. {study.done} of {many(study.cells, 'cell')} are done.{left_out(study)}",
         f"A difference is that to the row's base, in points, paired seed by seed, with Student's {CONFIDENCE:.0%} "
-        "interval: larger than noise where the interval leaves out zero. Of twenty rows that differ in nothing, one "
+        "interval: larger than noise where the interval leaves out zero; one seed has none, nor have fewer than "
+        f"{ENOUGH} with one and the same difference. Of twenty rows that differ in nothing, one "
         "will look so. Seeds vary first weights, order, augmentation and, where the data have none of their own, the "
         "validation pictures.",
     ]
@@ -128,10 +129,24 @@ def notes(study: Study) -> list[str]:
         )
         if any(paper.name == table.paper and not paper.counts_attention for paper in PAPERS):
             said.append(f"MACs here include the products of attention; those of {table.paper} leave them out.")
+    stand_ins: dict[str, list[str]] = {}
+    for line in study.lines:
+        full, here = line.row.full, plan.networks.get(line.row.name)
+        if full is not None and here is not None and here.model != full.model:
+            stand_ins.setdefault(f"{here.model} for {full.model}", []).append(line.row.name)
+    if stand_ins:
+        named = "; ".join(f"{pair} ({', '.join(names)})" for pair, names in stand_ins.items())
+        said.append(f"Trained were stand-ins: {named}.")
     said += [f"{text.rstrip('.')}." for text in table.differs]
     said += [f"{line.row.name}: {line.row.note.rstrip('.')}." for line in study.lines if line.row.note]
     said += [f"{line.row.name} failed: {error}" for line in study.lines for error in dict.fromkeys(line.errors)]
     return said
+
+
+def left_out(study: Study) -> str:
+    if not study.left_out:
+        return ""
+    return f" {many(study.left_out, 'cell')} of later seeds had no time left; the same command goes on with them."
 
 
 def title(table: Table) -> str:

@@ -1,19 +1,17 @@
 """`weft search`: which networks of a space are accurate and cheap, under limits of parameters and MACs.
 
-    1. a supernet is trained, in which all networks of the space share their weights (or none: --no-supernet);
-    2. optuna proposes networks, for much accuracy and little cost at once, and each is judged within seconds: by the
-       weights it inherits, or, without a supernet, by a training of a quarter of the epochs;
-    3. the best of them are trained for all epochs. Only these numbers are results; how the order of the first judgement
-       agrees with theirs (Kendall's tau) says how far it can be trusted.
+1. a supernet is trained, in which all networks of the space share their weights (or none: --no-supernet);
+2. optuna proposes networks, for much accuracy and little cost at once, and each is judged: within seconds by the
+   weights it inherits, or, without a supernet, by a training of a quarter of the epochs, which is stopped early
+   (pruned) where it is worse than the median of the networks that cost no more;
+3. the best of them are trained for all epochs. Only these numbers are results; how the order of the first judgement
+   agrees with theirs (Kendall's tau) says how far it can be trusted.
 
-Trainings that are cut short because they look bad would be the usual pruning; optuna has none for two aims. Here the
-third step is what is spared: it is for the front of the second alone.
-
-    FOLDER/plan.json         what is searched; the same command goes on with it
-    FOLDER/supernet/         a run of `weft train`
-    FOLDER/trials.sqlite     optuna's study: open it with any of its tools
-    FOLDER/trained/          the networks of the third step, as cells of a study
-    FOLDER/search.json       everything found; with search.html, pareto.png, pareto.svg
+FOLDER/plan.json         what is searched; the same command goes on with it
+FOLDER/supernet/         a run of `weft train`
+FOLDER/trials.sqlite     optuna's study: open it with any of its tools
+FOLDER/trained/          the networks of the third step, as cells of a study
+FOLDER/search.json       everything found; with search.html, pareto.png, pareto.svg
 """
 
 import hashlib
@@ -28,13 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.data.findings import many
+from weft.engine.build import check_name
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells import SCORES, Cell
+from weft.study.cells import SCORES, Cell, read_curve
 from weft.study.pareto import choose, front, kendall_tau
+from weft.study.prune import import_optuna, is_below_median
 from weft.study.settle import Say, settle
 from weft.study.space import Point, Space, read_space
-from weft.study.supernet import NAME, Costs
+from weft.study.supernet import NAME, Costs, find_ends
 from weft.study.workers import run_cells, telling
 
 if TYPE_CHECKING:
@@ -43,9 +43,14 @@ if TYPE_CHECKING:
     from weft.study.judge import SupernetJudge
 
 SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
+LEAST_STEPS = 10  # of a training at the end
 FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epochs
 TRIES = 50  # proposals one after the other that are over the limits, or known: then it is enough
 MAY_GROW = ("trials", "keep")
+
+
+class Hopeless(Exception):
+    """A training that is not worth its end."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Trial:
     parameters: int
     macs: int
     judged: float  # its validation score, found cheaply
+    stopped: int = 0  # after so many epochs, where that training was not worth its end
     trained: float | None = None  # and after a whole training
     run: str = ""  # the folder of that, below the search's
     what: str = ""  # "as it is" for the model that was searched from
@@ -101,7 +107,13 @@ class Found:
     trials: list[Trial]
     score: str  # what networks are judged by, such as top1
     epochs: int = 0  # of each training at the end
+    part: float = 1.0  # of the pictures in these
     stopped: bool = False
+
+    @property
+    def judged(self) -> list[Trial]:
+        """Without those that were stopped early."""
+        return [trial for trial in self.trials if not trial.stopped]
 
     @property
     def trained(self) -> list[Trial]:
@@ -109,7 +121,7 @@ class Found:
 
     def front(self) -> list[Trial]:
         """The networks that none of the trained ones beats in both, or, before any is trained, of the judged ones."""
-        score, among = ("trained", self.trained) if self.trained else ("judged", self.trials)
+        score, among = ("trained", self.trained) if self.trained else ("judged", self.judged)
         return [among[i] for i in front([trial.pair(self.plan.objective, score) for trial in among])]
 
     @property
@@ -133,6 +145,7 @@ class Search:
     def __init__(self, folder: Path, plan: Plan, *, device: str = "auto", jobs: int = 0, say: Say = print):
         self.folder, self.plan, self.device, self.jobs, self.say = folder, plan, device, jobs, say
         self.space, self.score = plan.space, ""
+        self.curve: list[float] = []  # of the training under way, without a supernet: a score for each epoch
         self.costs = Costs(self.space, plan.input_size)
 
     def run(self) -> Found:
@@ -147,9 +160,9 @@ class Search:
         if not trials:
             raise WeftError(f"None of {TRIES} networks that were proposed is within the limits; widen them.")
         write_found(self.folder, Found(self.plan, trials, self.score))
-        epochs = self.last_epochs()
-        self.train_best(trials, epochs)
-        found = Found(self.plan, trials, self.score, epochs)
+        epochs, part, keep = self.last_budget()
+        self.train_best(trials, epochs, part, keep)
+        found = Found(self.plan, trials, self.score, epochs, part)
         write_found(self.folder, found)
         return found
 
@@ -184,9 +197,11 @@ class Search:
         if (run / STATE).exists():
             return not train(resume=run, device=self.device, allow_changes=True).stopped
         self.say(f"supernet: {self.space.size:,} networks with shared weights")
-        settings = {**plan.settings, "run.epochs": plan.epochs, "run.minutes": SHARES["supernet"] * plan.minutes}
+        length = {"run.minutes": SHARES["supernet"] * plan.minutes} if plan.minutes else {"run.epochs": plan.epochs}
+        settings = {**plan.settings, **length}
         settings |= {"run.replay": False, "run.compile": False}  # every step is another network
-        args = {"of": plan.model, "choices": plan.choices, "args": plan.args}
+        ends = [*find_ends(self.costs)]
+        args = {"of": plan.model, "choices": plan.choices, "args": plan.args, "points": ends}
         settings |= {"model": NAME, "model.args": args, "seed": plan.seed, "device": self.device}
         return not train(plan.data, recipe=plan.recipe, out=run, **settings).stopped
 
@@ -207,39 +222,66 @@ class Search:
 
     def explore(self, judge: Callable[[Point], float]) -> list[Trial]:
         """Judges one proposal after the other; those of earlier sittings are read."""
-        study, plan = self.open_study(), self.plan
+        study, plan = self.study, self.plan
         known = {_key(trial.point): trial for trial in self.finished(study)}
         wanted = len(self.few) if self.few else plan.trials
         budget = 60 * plan.minutes * SHARES["trials"]
         begin, earlier, missed = time.monotonic(), _seconds(study), 0
         while len(known) < wanted and missed < TRIES:
             if budget and len(known) > plan.keep and earlier + time.monotonic() - begin > budget:
+                self.say(f"the time of this step is over: {len(known)} networks are judged, not {wanted}")
                 break
             missed += 1
             trial, point = self.propose(study)
             excess, costs = self.excess(point), self.costs.of(point)
-            cost = costs[plan.objective == "macs"]
+            cost = self.cost(point)
             for name, part in excess.items():
                 trial.set_constraint(name, part)
             if not self.is_within(point):
                 study.tell(trial, [0.0, cost])
                 continue
             if _key(point) in known:  # proposed again: next comes one drawn at random
-                study.tell(trial, [known[_key(point)].judged, cost])
+                tell(study, trial, known[_key(point)], cost)
                 study.enqueue_trial(_labels(self.space.random(self.chance(study))))
                 continue
-            score, missed = judge(point), 0
+            self.curve, missed = [], 0
+            try:
+                found = Trial(point, *costs, judge(point))
+            except Hopeless:
+                found = Trial(point, *costs, self.curve[-1], stopped=len(self.curve))
             trial.set_user_attr("score", self.score)
-            study.tell(trial, [score, cost])
-            known[_key(point)] = Trial(point, *costs, score)
+            trial.set_user_attr("curve", self.curve)
+            tell(study, trial, found, cost)
+            known[_key(point)] = found
             self.say(
-                f"trial {len(known)}/{wanted}: {self.score} {score:.2%}, {amount(costs[0])} parameters,"
+                f"trial {len(known)}/{wanted}: {self.score} {found.judged:.2%}, {amount(costs[0])} parameters,"
                 f" {amount(costs[1])} MACs"
+                + (f"; stopped after {many(found.stopped, 'epoch')}" if found.stopped else "")
+            )
+        if missed == TRIES and known:
+            self.say(
+                f"{TRIES} proposals one after the other were over the limits or known: {len(known)} networks are"
+                f" judged, not {wanted}"
             )
         return list(known.values())
 
-    def open_study(self) -> "optuna.Study":
-        """The study in the folder. What a kill left half done comes first again."""
+    def cost(self, point: Point) -> int:
+        """What should be little."""
+        return self.costs.of(point)[self.plan.objective == "macs"]
+
+    def is_hopeless(self, point: Point) -> bool:
+        """Whether the training under way is worse than the median of those that cost no more.
+
+        Next to costlier networks all cheap ones would look bad.
+        """
+        trials = [
+            trial for trial in _over(self.study) if trial.values is not None and trial.values[1] <= self.cost(point)
+        ]
+        return is_below_median(self.curve, [trial.user_attrs.get("curve") or [] for trial in trials])
+
+    @cached_property
+    def study(self) -> "optuna.Study":
+        """That in the folder. What a kill left half done comes first again."""
         optuna = import_optuna()
         study = optuna.create_study(
             storage=f"sqlite:///{(self.folder / 'trials.sqlite').absolute()}",
@@ -274,29 +316,43 @@ class Search:
         return trial, {name: json.loads(trial.suggest_categorical(name, [*map(json.dumps, c)])) for name, c in choices}
 
     def chance(self, study: "optuna.Study") -> random.Random:
-        done = study.get_trials(deepcopy=False, states=(import_optuna().trial.TrialState.COMPLETE,))
-        return random.Random(f"{self.plan.seed} {len(done)}")
+        return random.Random(f"{self.plan.seed} {len(_over(study))}")
 
     def finished(self, study: "optuna.Study") -> list[Trial]:
         """The networks judged so far, each once."""
         found = []
-        for trial in study.get_trials(deepcopy=False):
-            if "score" in trial.user_attrs and trial.values is not None:
-                point = {name: json.loads(label) for name, label in trial.params.items()}
-                self.score = trial.user_attrs["score"]
-                found.append(Trial(point, *self.costs.of(point), trial.values[0]))
+        for trial in _over(study):
+            if "score" not in trial.user_attrs:
+                continue
+            point = {name: json.loads(label) for name, label in trial.params.items()}
+            self.score, curve = trial.user_attrs["score"], trial.user_attrs["curve"]
+            pruned = trial.values is None
+            judged = curve[-1] if pruned else trial.values[0]
+            found.append(Trial(point, *self.costs.of(point), judged, stopped=len(curve) if pruned else 0))
         return found
 
     # Trainings --------------------------------------------------------------------------------------------------
 
-    def last_epochs(self) -> int:
-        """Epochs of each training at the end. Within a time budget they share as many as the supernet had."""
-        if not self.plan.minutes:
-            return self.plan.epochs
-        from weft.engine.log import METRICS, read_rows
+    def last_budget(self) -> tuple[int, float, int]:
+        """Epochs and part of the pictures of each training at the end, and how many there are.
 
-        rows = read_rows(self.folder / "supernet" / METRICS)
-        return max(1, max(row["epoch"] for row in rows if row["kind"] == "epoch") // self.plan.keep)
+        Within a time budget they share what the supernet had. That is decided once: where more are asked for later,
+        those trained already stay as they are.
+        """
+        asked = self.plan.keep
+        if not self.plan.minutes:
+            return self.plan.epochs, 1.0, asked
+        if "last" not in self.study.user_attrs:
+            from weft.engine.log import METRICS, read_rows
+
+            rows = read_rows(self.folder / "supernet" / METRICS)
+            last = max((row for row in rows if row["kind"] == "step"), key=lambda row: row["step"])
+            least = min(1.0, LEAST_STEPS * last["epoch"] / last["step"])  # a part of an epoch
+            self.study.set_user_attr("last", [*share(last["epoch"], asked, least), asked])
+        epochs, part, kept, before = self.study.user_attrs["last"]
+        if kept < before:
+            self.say(f"there is time to train {kept} of {before} networks at the end")
+        return epochs, part, kept + max(0, asked - before)
 
     def cell(self, point: Point, epochs: int, **settings: Any) -> Cell:
         plan = self.plan
@@ -306,22 +362,39 @@ class Search:
 
     def cell_score(self, point: Point) -> float:
         """After a part of the epochs, without a supernet."""
-        cell = self.cell(point, max(1, self.plan.epochs // FIRST_RUNG))
-        (result,) = run_cells(self.folder / "trained", [cell], jobs=1, device=self.device)
+        study, epochs = self.folder / "trained", max(1, self.plan.epochs // FIRST_RUNG)
+        cell = self.cell(point, epochs)
+
+        def watch(states: dict[str, str]) -> None:
+            curve = read_curve(study, cell)
+            if len(self.curve) < len(curve) < epochs:
+                self.curve = curve
+                if self.is_hopeless(point):
+                    raise Hopeless
+
+        (result,) = run_cells(study, [cell], jobs=1, device=self.device, watch=watch)
         if result.error:
             raise WeftError(f"A network of the space cannot be trained: {result.error}")
+        self.curve = read_curve(study, cell)
         return self.take_score(result.metrics)
 
-    def train_best(self, trials: list[Trial], epochs: int) -> None:
+    def train_best(self, trials: list[Trial], epochs: int, part: float, keep: int) -> None:
         """Trains the front, and beside it the model as it is, where that is a network of the space."""
-        best = [trials[i] for i in choose([trial.pair(self.plan.objective) for trial in trials], self.plan.keep)]
+        judged = [trial for trial in trials if not trial.stopped]
+        best = [judged[i] for i in choose([trial.pair(self.plan.objective) for trial in judged], keep)]
         for trial in trials:
             if trial.point == self.space.default:
                 trial.what = "as it is"
                 best += [trial] if trial not in best else []
-        cells = [self.cell(trial.point, epochs, **self.weights_of(trial)) for trial in best]
-        self.say(f"training {many(len(cells), 'network')} for {many(epochs, 'epoch')} each")
-        results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=telling(self.say))
+        fraction = round(part * self.plan.settings.get("data.fraction", 1.0), 6)
+        less = {} if part == 1 else {"data.fraction": fraction}
+        cells = [self.cell(trial.point, epochs, **less, **self.weights_of(trial)) for trial in best]
+        length = many(epochs, "epoch") + ("" if part == 1 else f" of {part:.0%} of the pictures")
+        self.say(f"training {many(len(cells), 'network')} for {length} each")
+        costs = [f"{amount(trial.parameters)} parameters, {amount(trial.macs)} MACs" for trial in best]
+        names = {cell.key: cost for cell, cost in zip(cells, costs, strict=True)}
+        watch = telling(self.say, names)
+        results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=watch)
         if all(result.error for result in results):
             raise WeftError(f"None of the networks could be trained: {results[0].error}")
         for trial, result in zip(best, results, strict=True):
@@ -347,6 +420,7 @@ class Search:
 def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any) -> Plan:
     """Opens the data and fills in what nobody said, once for all trainings. `how`: the other fields of Plan."""
     if model:
+        check_name(model)
         read_space(space, model, {})  # before the pictures are read
     common = settle(data, [model] if model else [], given, recipe, say)
     ((model, args),) = common.models.items()
@@ -362,6 +436,16 @@ def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, spac
         validated=common.validated,
         **how,
     )
+
+
+def share(epochs: float, among: int, least: float) -> tuple[int, float, int]:
+    """Epochs, part of the pictures, and number of the trainings that `epochs` are enough for, each of at least `least`.
+
+    At most `among`, at least one.
+    """
+    count = min(among, max(1, int(epochs / least)))
+    each = max(least, epochs / count)
+    return (int(each), 1.0, count) if each >= 1 else (1, round(each, 4), count)
 
 
 def keep_plan(folder: Path, plan: Plan) -> None:
@@ -394,15 +478,6 @@ def write_found(folder: Path, found: Found) -> None:
     write_page(folder, found)
 
 
-def import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise WeftError("weft search needs optuna, which proposes the networks: pip install 'weft[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
 def amount(number: float) -> str:
     """18209192 -> 18.2 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -420,7 +495,19 @@ def _labels(point: Point) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in point.items()}
 
 
+def tell(study: "optuna.Study", trial: "optuna.Trial", found: Trial, cost: int) -> None:
+    """What became of a trial; one that was stopped has no values."""
+    if found.stopped:
+        study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
+    else:
+        study.tell(trial, [found.judged, cost])
+
+
+def _over(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
+    """Trials that came to an end, in all sittings; not those that a kill cut off."""
+    states = import_optuna().trial.TrialState
+    return study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
+
+
 def _seconds(study: "optuna.Study") -> float:
-    """Of all trials so far, in all sittings."""
-    times = [trial.duration for trial in study.get_trials(deepcopy=False)]
-    return sum(each.total_seconds() for each in times if each is not None)
+    return sum(trial.duration.total_seconds() for trial in _over(study) if trial.duration is not None)

@@ -93,7 +93,7 @@ def lines_of(found: Found) -> dict[str, tuple[list[Point], bool]]:
     objective = found.plan.objective
     front = [trial for trial in by_cost(found) if trial in found.front()]
     how = "with shared weights" if found.plan.supernet else "after a part of the epochs"
-    lines = {f"judged {how}": ([(getattr(t, objective), 100 * t.judged) for t in found.trials], False)}
+    lines = {f"judged {how}": ([(getattr(t, objective), 100 * t.judged) for t in found.judged], False)}
     if found.trained:
         lines["trained"] = ([(getattr(t, objective), 100 * (t.trained or 0)) for t in found.trained], False)
     return lines | {"front": ([(getattr(t, objective), 100 * (t.trained or t.judged)) for t in front], True)}

@@ -65,7 +65,8 @@ class Common:
     classes: int
     channels: int
     size: tuple[int, int]
-    validated: int  # validation pictures
+    pictures: int  # that train
+    validated: int  # and that one is judged by
 
     def shape(self, model: str) -> dict[str, Any]:
         """The arguments of a model that the data decide."""
@@ -97,5 +98,6 @@ def settle(data: str, models: list[str], given: dict[str, Any], recipe: str, say
         classes=len(source.classes),
         channels=base.data.channels,
         size=(size, size),
+        pictures=study.pictures,
         validated=len(split.val),
     )

@@ -130,7 +130,9 @@ def make(model: str, args: Mapping[str, Any]) -> nn.Module:
     try:
         return timm.create_model(model, **args)
     except TypeError as error:
-        raise WeftError(f"{model} does not take these arguments: {str(error).splitlines()[0]}") from None
+        known = inspect.signature(type(timm.create_model(model, device="meta"))).parameters
+        near = "".join(did_you_mean(name, known) for name in args if f"'{name}'" in str(error))
+        raise WeftError(f"{model} does not take these arguments: {str(error).splitlines()[0]}.{near}") from None
 
 
 def read_space(file: str, model: str, args: Mapping[str, Any]) -> Space:

@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+ENOUGH = 5  # equal differences: fewer may be equal by chance, as scores are counts of pictures
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Difference:
     """A row minus another, over seeds that both were trained with."""
 
     mean: float
-    low: float | None = None  # the interval; none of one seed
+    low: float | None = None  # the interval; none of one seed, nor of a few that do not differ in the least
     high: float | None = None
 
     @property
@@ -31,14 +32,22 @@ def mean_sd(values: Sequence[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def difference_by_seed(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
+    """Over the seeds that both have."""
+    both = sorted(values.keys() & base.keys())
+    return paired_difference([values[seed] for seed in both], [base[seed] for seed in both])
+
+
 def paired_difference(
     values: Sequence[float], base: Sequence[float], confidence: float = CONFIDENCE
 ) -> Difference | None:
-    """Student's interval of the mean of `values` - `base`, seed by seed. Pairs share data, order and first weights."""
+    """Student's interval of the mean of `values` - `base`, seed by seed. Pairs share split and order of pictures."""
     differences = [a - b for a, b in zip(values, base, strict=True)]
     mean, sd = mean_sd(differences)
-    if mean is None or sd is None:
-        return None if mean is None else Difference(mean)
+    if mean is None:
+        return None
+    if sd is None or (sd < 1e-9 and len(differences) < ENOUGH):
+        return Difference(mean)
     half = student_quantile((1 + confidence) / 2, len(differences) - 1) * sd / math.sqrt(len(differences))
     return Difference(mean, mean - half, mean + half)
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.study.cells import SCORES, Cell, Result
+from weft.study.cells import LEFT_OUT, SCORES, Cell, Result
 from weft.study.costs import Cost
 from weft.study.plan import Plan
-from weft.study.statistics import Difference, mean_sd, paired_difference
+from weft.study.statistics import Difference, difference_by_seed, mean_sd
 from weft.study.tables import Row, Table
 
 
@@ -35,7 +35,7 @@ class Line:
         if self.difference is None:
             return ""
         larger = self.difference.larger_than_noise
-        return "one seed: no verdict" if larger is None else "larger than noise" if larger else "within noise"
+        return "too few seeds: no verdict" if larger is None else "larger than noise" if larger else "within noise"
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Study:
     lines: tuple[Line, ...]
     seeds: int
     done: int  # cells
+    left_out: int  # cells for which there was no time
     score: str  # what the accuracy is called
 
     @property
@@ -66,7 +67,7 @@ def summarise(
         result = results.get(cell.key)
         if result is not None and result.score is not None:
             scores[name][seed] = result.score
-        elif result is not None:
+        elif result is not None and result.error != LEFT_OUT:
             errors[name].append(result.error)
     paper = {row.name: row.paper.get("top1") for row in table.rows}
     lines = []
@@ -80,19 +81,14 @@ def summarise(
                 scores=scores[row.name],
                 mean=mean,
                 sd=sd,
-                difference=compare(scores[row.name], scores[row.base]) if row.base != row.name else None,
+                difference=difference_by_seed(scores[row.name], scores[row.base]) if row.base != row.name else None,
                 paper_difference=minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
                 errors=tuple(errors[row.name]),
             )
         )
     done = sum(len(found) for found in scores.values())
-    return Study(table, plan, tuple(lines), seeds, done, name_of_score(list(results.values())))
-
-
-def compare(scores: dict[int, float], base: dict[int, float]) -> Difference | None:
-    """Over the seeds that both have."""
-    both = sorted(scores.keys() & base.keys())
-    return paired_difference([scores[seed] for seed in both], [base[seed] for seed in both])
+    left_out = sum(cell.key in results and results[cell.key].error == LEFT_OUT for cell in cells.values())
+    return Study(table, plan, tuple(lines), seeds, done, left_out, name_of_score(list(results.values())))
 
 
 def minus(one: float | None, other: float | None) -> float | None:

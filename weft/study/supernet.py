@@ -11,7 +11,7 @@ Statistics of BatchNorm cannot be shared. Those of the largest network are kept;
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,17 +84,22 @@ class Supernet(nn.Module):
     Args:
         space: what is shared; its largest network must hold all that any of the others has.
         input_size: (C, H, W) of the pictures, for the MACs.
+        points: the smallest and the largest network, where they are known: to find them all kinds are made once.
     """
 
-    def __init__(self, space: Space, input_size: tuple[int, int, int], device: Any = None):
+    def __init__(
+        self,
+        space: Space,
+        input_size: tuple[int, int, int],
+        device: Any = None,
+        points: Sequence[Point] | None = None,
+    ):
         super().__init__()
         self.skeletons = Skeletons(space)
-        self.points = Costs(space, input_size).extremes()
+        self.points = points or find_ends(Costs(space, input_size))
         self.whole = space.build(self.points[1], device=device)
         self.pretrained_cfg: dict[str, Any] = {**self.whole.pretrained_cfg, "architecture": NAME}  # pyright: ignore
         self.num_classes, self.num_features = self.whole.num_classes, self.whole.num_features
-        for point in space.uniform():
-            check_contained(self.skeletons.at(point), self.whole)
 
     def no_weight_decay(self) -> set[str]:
         exempt: Any = getattr(self.whole, "no_weight_decay", set)
@@ -150,6 +155,15 @@ def cut(weight: Tensor, shape: torch.Size) -> Tensor:
     return weight.contiguous()
 
 
+def find_ends(costs: Costs) -> tuple[Point, Point]:
+    """The smallest and the largest network; raises where that does not hold all the others."""
+    space, (smallest, largest) = costs.skeletons.space, costs.extremes()
+    whole = space.build(largest, device="meta")
+    for point in space.uniform():
+        check_contained(costs.skeletons.at(point), whole)
+    return smallest, largest
+
+
 def check_contained(network: nn.Module, whole: nn.Module) -> None:
     own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     for name, value in itertools.chain(network.named_parameters(), network.named_buffers()):
@@ -192,6 +206,7 @@ def weft_supernet(
     in_chans: int = 3,
     img_size: Any = 224,
     device: Any = None,
+    points: Sequence[Point] | None = None,
     **others: Any,
 ) -> nn.Module:
     """The supernet of a space over the model `of`, by a name that a run can have.
@@ -205,4 +220,4 @@ def weft_supernet(
     shape = dict(num_classes=num_classes, in_chans=in_chans)
     sized = {"img_size": (height, width)} if takes_size(of) else {}
     space = Space(of, dict(choices or {}), {**(args or {}), **rates, **shape, **sized})
-    return Supernet(space, (in_chans, height, width), device)
+    return Supernet(space, (in_chans, height, width), device, points)

@@ -77,11 +77,11 @@ def table_names() -> list[str]:
 
 
 def find_table(name: str) -> Table:
-    """One of the papers' by its name, or any YAML file by its path; with models that exist."""
+    """One of the papers' by its name, or any YAML file by its path; with models that exist and take their switches."""
     if name in table_names():
         return check_models(FOLDER / f"{name}.yaml")
     if Path(name).suffix in (".yaml", ".yml"):
-        return check_models(Path(name))
+        return check_switches(check_models(Path(name)), name)
     raise WeftError(f"No table is called {name!r}; `weft ablate` lists them." + did_you_mean(name, table_names()))
 
 
@@ -97,7 +97,24 @@ def check_models(file: Path) -> Table:
         for network, key in ((row.full, "model"), (row.nano, "nano")):
             if network is not None and not timm.is_model(network.model.split(".")[0]):
                 said = f"{key}: there is no model {network.model!r}; `weft models` lists Weft's own."
-                raise WeftError(f"{file}: row {row.name!r}: {said}")
+                near = did_you_mean(network.model.split(".")[0], timm.list_models())
+                raise WeftError(f"{file}: row {row.name!r}: {said}{near}")
+    return table
+
+
+def check_switches(table: Table, file: str) -> Table:
+    """The table, once all its networks could be made; the papers' need no such look, their tests have it."""
+    from weft.study.space import make
+
+    for row in table.rows:
+        for network in (row.full, row.nano):
+            try:
+                if network is not None:
+                    make(network.model, {**network.switches, "device": "meta"})
+            except WeftError as error:
+                raise WeftError(f"{file}: row {row.name!r}: {error}") from None
+            except (AssertionError, ValueError, RuntimeError):
+                pass  # it may fit pictures of another size; its cell says so
     return table
 
 

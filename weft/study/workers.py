@@ -4,6 +4,7 @@ A worker imports torch once and then trains one cell after the other. It reads t
 input and answers each with a line; when its input ends, because the parent was killed, it ends at once, too.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -11,49 +12,54 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells import Cell, Result, cell_folder, how_far, read_result, train_cell
+from weft.study.cells import LEFT_OUT, Cell, Result, cell_folder, how_far, read_result, train_cell
 
 MOST_ON_CPU = 4  # cells at once where nobody said
 WATCH_SECONDS = 1.0
 
 Watch = Callable[[dict[str, str]], None]
+Begins = Callable[[Cell, Sequence[Result]], bool]
 
 
 def run_cells(
-    study: Path, cells: Sequence[Cell], *, jobs: int = 0, device: str = "auto", watch: Watch | None = None
+    study: Path,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 0,
+    device: str = "auto",
+    watch: Watch | None = None,
+    begins: Begins | None = None,
 ) -> list[Result]:
     """The result of each cell; those that are finished are read, the others trained, `jobs` at once.
 
     Args:
-        study: the folder of the study; whoever comes second is refused.
+        study: the folder of the study, which the caller has locked.
         cells: what is trained, in this order.
         jobs: 0 is one for each GPU, or as many as a CPU has cores for.
         device: auto, cpu, cuda (all GPUs) or cuda:N.
-        watch: called about once a second with the state of every cell, by its key.
+        watch: called about once a second with the state of every cell, by its key; what it raises ends all trainings.
+        begins: asked before each cell, with the results so far, whether it still is to be trained.
     """
-    from weft.engine.state import locked
-
     study.mkdir(parents=True, exist_ok=True)
-    with locked(study):
-        return Crew(study, cells, places(device, jobs), watch).work()
+    return Crew(study, cells, places(device, jobs), watch, begins).work()
 
 
-def telling(say: Callable[[str], None]) -> Watch:
-    """Says a line for every cell that is over."""
+def telling(say: Callable[[str], None], names: Mapping[str, str]) -> Watch:
+    """Says a line for every cell that is over; `names` by their keys."""
     told: set[str] = set()
 
     def watch(states: dict[str, str]) -> None:
         for key, state in states.items():
             if state.startswith(("done", "failed")) and key not in told:
                 told.add(key)
-                say(f"{len(told)} of {len(states)}  {key}: {state}")
+                say(f"{len(told)} of {len(states)}  {names[key]}: {state}")
 
     return watch
 
@@ -83,8 +89,10 @@ def cores() -> int:
 class Crew:
     """Workers and the cells they take from one list."""
 
-    def __init__(self, study: Path, cells: Sequence[Cell], places: list[str], watch: Watch | None) -> None:
-        self.study, self.cells, self.watch = study, cells, watch
+    def __init__(
+        self, study: Path, cells: Sequence[Cell], places: list[str], watch: Watch | None, begins: Begins | None = None
+    ) -> None:
+        self.study, self.cells, self.watch, self.begins = study, cells, watch, begins
         self.results = {cell.key: result for cell in cells if (result := read_result(study, cell))}
         self.waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         for cell in {cell.key: cell for cell in cells if cell.key not in self.results}.values():
@@ -107,8 +115,14 @@ class Crew:
             self.is_over = True
             for worker in self.workers:
                 worker.kill()  # one that is still training leaves its run's last state
+            for thread in threads:
+                thread.join()
+            for worker in self.workers:
+                with worker:  # waits for its end, and closes its pipes
+                    pass
         self.show()
-        return [self.results[cell.key] for cell in self.cells]
+        lost = "its worker's thread ended"
+        return [self.results.get(cell.key) or Result(cell, error=lost) for cell in self.cells]
 
     def show(self) -> None:
         if self.watch is None:
@@ -117,7 +131,8 @@ class Crew:
         for cell in self.cells:
             result = self.results.get(cell.key)
             if result is not None:
-                states[cell.key] = f"failed: {result.error}" if result.error else "done"
+                failed = result.error if result.error == LEFT_OUT else f"failed: {result.error}"
+                states[cell.key] = failed if result.error else "done"
             else:
                 states[cell.key] = how_far(self.study, cell) if cell.key in self.running else "waiting"
         self.watch(states)
@@ -130,6 +145,9 @@ class Crew:
                 cell = self.waiting.get_nowait()
             except queue.Empty:
                 break
+            if self.begins is not None and not self.begins(cell, list(self.results.values())):
+                self.results[cell.key] = Result(cell, error=LEFT_OUT)
+                continue
             self.running[cell.key] = cell
             try:
                 if worker is None or worker.poll() is not None:
@@ -140,7 +158,8 @@ class Crew:
             self.results[cell.key] = result
             del self.running[cell.key]
         if worker is not None and worker.stdin is not None:
-            worker.stdin.close()
+            with contextlib.suppress(OSError):  # it is gone
+                worker.stdin.close()
 
     def hire(self, place: str) -> "subprocess.Popen[str]":
         environment = dict(os.environ)
@@ -173,7 +192,10 @@ class Crew:
         if not answer:
             said = f"its process ended with code {worker.wait()}; {self.study / 'workers.txt'} may say why"
             return Result(cell, error=said)
-        error = json.loads(answer)
+        try:
+            error = json.loads(answer)
+        except ValueError:  # killed while it answered
+            error = f"its process ended within a line: {answer.strip()[:80]!r}"
         result = None if error else read_result(self.study, cell)
         return result or Result(cell, error=error or f"{folder} has no readable result")
 
