@@ -78,9 +78,14 @@ def _chart(lines: Lines) -> Chart | None:
 
 def _matrix(matrix: Matrix) -> dict[str, Any]:
     """Each cell: its colour, its value."""
-    inks = (255 * colours(matrix.values.clip(0, 1))).round().astype(np.uint8)
     cells = [
-        [{"colour": f"#{ink.tobytes().hex()}", "value": value} for ink, value in zip(row_inks, row, strict=True)]
-        for row_inks, row in zip(inks, matrix.values.tolist(), strict=True)
+        [{"colour": colour, "value": value} for colour, value in zip(_hex(row), row.tolist(), strict=True)]
+        for row in matrix.values
     ]
-    return {"form": "matrix", "columns": matrix.columns, "rows": list(zip(matrix.rows, cells, strict=True))}
+    rows = list(zip(matrix.rows, cells, strict=True))
+    return {"form": "matrix", "columns": matrix.columns, "rows": rows, "scale": _hex(np.linspace(0, 1, 9))}
+
+
+def _hex(values: np.ndarray) -> list[str]:
+    inks = (255 * colours(values.clip(0, 1))).round().astype(np.uint8)
+    return [f"#{ink.tobytes().hex()}" for ink in inks]
