@@ -12,7 +12,15 @@ from weft.study.settle import Common
 
 MODELS = {"cvt_nano": {"depths": [1, 1, 1]}, "ceit_nano": {"depth": 2}}
 COMMON = Common(
-    "demo:fashion", "quick", {"data.fraction": 0.5}, MODELS, classes=10, channels=1, size=(28, 28), pictures=3000, validated=100
+    "demo:fashion",
+    "quick",
+    {"data.fraction": 0.5},
+    MODELS,
+    classes=10,
+    channels=1,
+    size=(28, 28),
+    pictures=3000,
+    validated=100,
 )
 
 

@@ -20,7 +20,7 @@ from weft.files import write_text
 from weft.study.cells import SCORES, Cell, Result, whole_epochs
 from weft.study.settle import Common
 from weft.study.space import make
-from weft.study.statistics import difference_by_seed, mean_sd
+from weft.study.statistics import Difference, difference_by_seed, mean_sd
 from weft.study.workers import run_cells
 
 KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training pictures"}
@@ -87,7 +87,7 @@ class Comparison:
 
     def line(self, model: str, kind: str) -> list[tuple[float, float]]:
         """x and mean score."""
-        means = {x: mean_sd([*values.values()])[0] for x, values in self.scores[model][kind].items()}
+        means = {x: self.spread(model, kind, x)[0] for x in self.scores[model][kind]}
         return [(x, mean) for x, mean in means.items() if mean is not None]
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,28 +95,32 @@ class Comparison:
         content: dict[str, Any] = {"score": self.score, "design": asdict(self.design), "models": {}}
         for model in self.design.common.models:
             parameters, macs = self.costs[model]
-            rows = {
-                kind: [self._row(kind, x, values) for x, values in axis.items()]
-                for kind, axis in self.scores[model].items()
-            }
+            rows = {kind: [self._row(model, kind, x) for x in axis] for kind, axis in self.scores[model].items()}
             content["models"][model] = {"parameters": parameters, "macs": macs, **rows, "curve": self.curves.get(model)}
         content["differences"] = [
-            {"model": model, "minus": first, "kind": kind, "x": x, **self.difference(model, first, kind, x)}
+            {"model": model, "minus": first, "kind": kind, "x": x, **self._interval(model, first, kind, x)}
             for model in others
             for kind, xs in self.design.axes.items()
             for x in xs
         ]
         return {**content, "errors": self.errors}
 
-    def _row(self, kind: str, x: float, values: dict[int, float]) -> dict[str, Any]:
-        mean, sd = mean_sd([*values.values()])
+    def _row(self, model: str, kind: str, x: float) -> dict[str, Any]:
+        mean, sd = self.spread(model, kind, x)
         epochs, part = self.design.length(kind, x)
         length = {"epochs": epochs, "part": part, "steps": self.steps[kind].get(x)}
-        return {"x": x, **length, "mean": mean, "sd": sd, "values": values}
+        return {"x": x, **length, "mean": mean, "sd": sd, "by_seed": self.scores[model][kind][x]}
 
-    def difference(self, model: str, other: str, kind: str, x: float) -> dict[str, Any]:
-        """Mean difference over the seeds that both have, with its 95 % interval where there are two or more."""
-        found = difference_by_seed(self.scores[model][kind][x], self.scores[other][kind][x])
+    def spread(self, model: str, kind: str, x: float) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the seeds."""
+        return mean_sd([*self.scores[model][kind][x].values()])
+
+    def difference(self, model: str, other: str, kind: str, x: float) -> Difference | None:
+        """Over the seeds that both have; None where there are none."""
+        return difference_by_seed(self.scores[model][kind][x], self.scores[other][kind][x])
+
+    def _interval(self, *place: Any) -> dict[str, float | None]:
+        found = self.difference(*place)
         return {"mean": None, "low": None, "high": None} if found is None else asdict(found)
 
 

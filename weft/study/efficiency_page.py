@@ -10,7 +10,7 @@ from weft.page import render
 from weft.plots import line_chart
 from weft.study.cells import SCORES
 from weft.study.efficiency import KINDS, Comparison
-from weft.study.statistics import mean_sd
+from weft.study.statistics import DASH, spell_difference, spell_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,28 +35,17 @@ def write_page(folder: Path, found: Comparison) -> None:
 def table(found: Comparison) -> list[list[str]]:
     """The header, and a row for each training that all models have: mean and spread of each model, differences."""
     first, *others = found.design.common.models
-    several = found.design.seeds > 1
     rows = [["", "steps", first, *(word for model in others for word in (model, "difference"))]]
     for kind, xs in found.design.axes.items():
         for x in xs:
             steps = found.steps[kind].get(x)
-            cells = [found.design.spell(kind, x), f"{steps:,}" if steps else "-"]
-            cells += [spell(found.scores[first][kind][x])]
+            cells = [found.design.spell(kind, x), f"{steps:,}" if steps else DASH]
+            cells.append(spell_score(*found.spread(first, kind, x)))
             for model in others:
-                difference = found.difference(model, first, kind, x)
-                said = "-" if difference["mean"] is None else f"{100 * difference['mean']:+.2f}"
-                if several and difference["low"] is not None:
-                    said += f" ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f})"
-                cells += [spell(found.scores[model][kind][x]), said]
+                cells.append(spell_score(*found.spread(model, kind, x)))
+                cells.append(spell_difference(found.difference(model, first, kind, x)))
             rows += [cells] if cells not in rows else []  # where both axes meet
     return rows
-
-
-def spell(values: dict[int, float]) -> str:
-    mean, sd = mean_sd([*values.values()])
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
 
 
 def draw(found: Comparison) -> "Figure":
@@ -65,8 +54,8 @@ def draw(found: Comparison) -> "Figure":
     for place, (kind, x_name) in zip(axes, KINDS.items(), strict=True):
         for ink, model in zip(INKS * 9, found.design.common.models, strict=False):
             xs, means, sds = [], [], []
-            for x, values in found.scores[model][kind].items():
-                mean, sd = mean_sd([*values.values()])
+            for x in found.scores[model][kind]:
+                mean, sd = found.spread(model, kind, x)
                 if mean is not None:
                     xs, means, sds = [*xs, x], [*means, 100 * mean], [*sds, 100 * (sd or 0)]
             spread = sds if any(sds) else None
