@@ -22,7 +22,11 @@ for line in sys.stdin:  # ends with the parent, as the real one does
         continue
     with open(folder / "trained.txt", "a") as file:
         file.write("x")
-    result = {"cell": cell, "metrics": {"top1": cell["seed"] / 10}, "curve": [], "speed": 1.0, "seconds": 1.0}
+    if cell["seed"] == 6:
+        print('"half of a li', end="", flush=True)
+        os._exit(3)
+    curve = [{"kind": "epoch", "epoch": 1, "step": 1, "seconds": 0.5}]  # too short for a speed
+    result = {"cell": cell, "metrics": {"top1": cell["seed"] / 10}, "curve": curve, "speed": 0.0, "seconds": 1.0}
     (folder / "result.json").write_text(json.dumps(result))
     print('""', flush=True)
 """
@@ -30,7 +34,7 @@ for line in sys.stdin:  # ends with the parent, as the real one does
 
 @pytest.fixture
 def play(monkeypatch, tmp_path):
-    """Workers that train nothing: seed 7 ends the process, seed 8 fails."""
+    """Workers that train nothing: seed 6 ends the process while it answers, 7 at once, seed 8 fails."""
 
     def hire(self, place):
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -12,12 +12,27 @@ from pathlib import Path
 import pytest
 
 from tests.play_workers import play, times_trained  # noqa: F401  a fixture
-from tests.small_runs import CVT, make_pictures
+from tests.small_runs import CVT, command, make_pictures, refused
 from weft import WeftError
-from weft.study.cells import RESULT, Cell, Result, cell_folder, read_result, train_cell
-from weft.study.plan import Pace, choose_length
+from weft.engine.state import STATE
+from weft.study.ablate import in_time
+from weft.study.cells import (
+    LEFT_OUT,
+    RESULT,
+    Cell,
+    Result,
+    cell_folder,
+    read_curve,
+    read_result,
+    train_cell,
+    whole_epochs,
+)
+from weft.study.costs import Cost
+from weft.study.plan import Pace, choose_length, choose_pilots, find_paces
 from weft.study.tables import Row
-from weft.study.workers import places, run_cells
+from weft.study.workers import Crew, places, run_cells
+
+CELL = Cell("data", "cvt_nano", 0, {"pos_embed": "first"}, {"run.epochs": 1, "data.fraction": 0.5})
 
 # How long ---------------------------------------------------------------------------------------------------------
 
@@ -37,6 +52,52 @@ def test_budget_is_shared_among_all_cells(seconds, answer):
     assert choose_length(rows, paces, pictures=1000, batch=10, seeds=2, seconds=seconds) == answer
 
 
+@pytest.mark.parametrize(("seconds", "answer"), [(1000, (9, 1.0, True)), (240, (3, 0.8, True)), (60, (3, 0.2, True))])
+def test_epochs_of_every_row_are_whole(seconds, answer):
+    """A row that takes 1.67 times as many epochs of 60 % of the pictures, beside one that is trained once."""
+    rows = [Row("all", None, None), Row("part", None, None, epochs=1.6667, fraction=0.6)]
+    paces = {row.name: Pace(speed=20, beside=0) for row in rows}
+    assert choose_length(rows, paces, pictures=1000, batch=10, seeds=1, seconds=seconds) == answer
+
+
+@pytest.mark.parametrize(
+    ("epochs", "part", "answer"),
+    [
+        (5, 0.2, (5, 0.2)),
+        (1 / 0.6, 0.6, (2, 0.5)),
+        (10 / 0.6, 0.6, (17, 10 / 17)),
+        (1.4, 1.0, (2, 0.7)),
+        (0.3, 1, (1, 0.3)),
+    ],
+)
+def test_whole_epochs_are_the_same_work(epochs, part, answer):
+    assert whole_epochs(epochs, part) == (answer[0], pytest.approx(answer[1]))
+
+
+def test_a_training_of_one_step_has_a_pace():
+    """No time lies between two steps, so its speed is not known."""
+    result = Result(CELL, curve=[{"epoch": 1, "step": 1, "seconds": 2.0}], seconds=5.0)
+    paces = find_paces([Row("one", None, None), Row("other", None, None)], {"one": result}, {}, batch=8)
+    assert paces["one"] == paces["other"] == Pace(speed=4.0, beside=3.0)
+
+
+@pytest.mark.parametrize(("workers", "names"), [(1, ["base"]), (2, ["base", "slow"]), (9, ["base", "slow", "fast"])])
+def test_pilots_are_the_base_and_the_slowest(workers, names):
+    rows = [Row(name, None, None) for name in ("fast", "base", "slow")]
+    costs = {"fast": Cost(1, 1, 90), "base": Cost(1, 1, 50), "slow": Cost(1, 1, 10)}
+    assert [row.name for row in choose_pilots(rows, "base", costs, workers)] == names
+
+
+@pytest.mark.parametrize(
+    ("seed", "left", "answer"),
+    [(0, -5, True), (1, 9, False), (1, 11, True), (2, 9, False)],
+)
+def test_later_seeds_are_left_out_where_time_ends(seed, left, answer):
+    """The same row took 10 s with the first seed; the first seed of all rows is trained in any case."""
+    done = [Result(CELL, {"top1": 0.5}, seconds=10.0), Result(replace(CELL, model="m"), {"top1": 0.5}, seconds=99.0)]
+    assert in_time(time.monotonic() + left)(replace(CELL, seed=seed), done) == answer
+
+
 def test_longer_rows_take_more_of_it():
     rows = [Row("once", None, None), Row("thrice", None, None, epochs=3)]
     paces = {row.name: Pace(speed=100, beside=0) for row in rows}
@@ -44,8 +105,6 @@ def test_longer_rows_take_more_of_it():
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
-
-CELL = Cell("data", "cvt_nano", 0, {"pos_embed": "first"}, {"run.epochs": 1, "data.fraction": 0.5})
 
 
 def test_key_is_that_of_the_content():
@@ -85,6 +144,11 @@ def test_result_of_another_cell_does_not_count(tmp_path):
     assert read_result(tmp_path, CELL) is None
 
 
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
 # Workers ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +167,23 @@ def test_every_cell_is_trained_once(play, jobs):  # noqa: F811
     assert [times_trained(play, cell) for cell in cells] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("seed", "said"), [(7, "its process ended with code 3"), (8, "bad luck")])
+def test_cells_that_do_not_begin_are_left_out(play):  # noqa: F811
+    cells, seen = seeds(0, 1, 2), []
+    results = run_cells(play, cells, jobs=1, device="cpu", watch=seen.append, begins=lambda cell, done: len(done) != 1)
+    assert [result.score for result in results] == [0.0, None, 0.2]
+    assert results[1].error == seen[-1][cells[1].key] == LEFT_OUT
+    assert not cell_folder(play, cells[1]).exists()
+
+
+def test_no_process_is_left_behind(play):  # noqa: F811
+    crew = Crew(play, seeds(0, 7, 1), ["cpu", "cpu"], None)
+    crew.work()
+    assert all(worker.returncode is not None and worker.stdout.closed for worker in crew.workers)
+
+
+@pytest.mark.parametrize(
+    ("seed", "said"), [(6, "its process ended within a line"), (7, "its process ended with code 3"), (8, "bad luck")]
+)
 def test_others_go_on_where_one_fails(play, seed, said):  # noqa: F811
     cells, seen = seeds(0, seed, 1), []
     results = run_cells(play, cells, jobs=1, device="cpu", watch=seen.append)
@@ -132,19 +212,23 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_second_process_is_refused(play):  # noqa: F811
+def test_second_process_is_refused(play, pictures):  # noqa: F811
+    """Before it plans anything; a dead one holds nothing."""
+    table = play.parent / "mine.yaml"
+    table.write_text(json.dumps({"title": "Mine", "model": "cvt_nano", "rows": [{"name": "a", "switches": CVT}]}))
     (play / "state").mkdir(parents=True)
+    ablate = ["ablate", table, pictures, "--epochs", 1, "--seeds", 1, "--out", play, "--device", "cpu"]
     other = subprocess.Popen(
         [sys.executable, "-c", LOCK, str(play / "state" / "lock")], stdout=subprocess.PIPE, text=True
     )
     try:
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(WeftError, match=f"is in use by process {other.pid}"):
-            run_cells(play, seeds(0), jobs=1, device="cpu")
+        refused(command(*ablate), f"is in use by process {other.pid}")
+        assert not (play / "plan.json").exists()
     finally:
         other.kill()
         other.wait()
-    assert run_cells(play, seeds(0), jobs=1, device="cpu")[0].score == 0.0  # a dead one holds nothing
+    assert command(*ablate)[0] == 0
 
 
 def test_places(monkeypatch):
@@ -158,11 +242,6 @@ def test_places(monkeypatch):
 
 
 # A real one ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
 
 
 def tiny(pictures: Path, **settings) -> Cell:
@@ -184,6 +263,32 @@ def test_cell_is_a_run(pictures, tmp_path):
     assert (folder / "run" / "model.safetensors").exists()
     assert not (folder / "run" / "report.html").exists()
     assert asdict(read_result(tmp_path, cell)) == asdict(result)
+    assert read_curve(tmp_path, cell) == [row["val_top1"] for row in result.curve]
+
+
+def test_what_is_wrong_with_a_resumed_training_is_said(pictures, tmp_path, monkeypatch):
+    """A damaged state is as good as none; any other trouble would come again, and is no reason to begin anew."""
+    begun = []
+
+    def train(data="", *, resume=None, **settings):
+        begun.append(resume)
+        if resume:
+            raise WeftError("the loss is not finite")
+        raise WeftError("trained anew")
+
+    monkeypatch.setattr("weft.training.train", train)
+    cell = tiny(pictures)
+    folder = cell_folder(tmp_path, cell)
+    (folder / "run" / "state").mkdir(parents=True)
+    (folder / "cell.json").write_text(json.dumps(asdict(cell)))
+    (folder / "run" / STATE).write_bytes(b"damaged")
+    with pytest.raises(WeftError, match="trained anew"):
+        train_cell(folder, "cpu")
+    (folder / "run" / "state").mkdir(parents=True)
+    monkeypatch.setattr("weft.engine.state.read_header", lambda run: {})
+    with pytest.raises(WeftError, match="not finite"):
+        train_cell(folder, "cpu")
+    assert begun == [None, folder / "run"]
 
 
 @pytest.mark.slow

@@ -2,16 +2,19 @@
 
 import json
 import sys
+from datetime import datetime, timedelta
 from functools import cache
 
 import pytest
 
 from tests.small_runs import command, make_pictures, refused
 from tests.variants import CVT
+from weft.engine.log import METRICS
 from weft.errors import WeftError
 from weft.study import search as searching
-from weft.study.cells import Result
-from weft.study.search import Plan, Search, amount, keep_plan
+from weft.study.cells import Result, cell_folder
+from weft.study.prune import is_below_median
+from weft.study.search import Found, Plan, Search, Trial, _seconds, amount, keep_plan, share
 from weft.study.supernet import Costs
 
 BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}
@@ -34,8 +37,8 @@ def costs_of(choices: str) -> Costs:
     return Costs(plan.space, plan.input_size)
 
 
-def search_in(folder, plan: Plan) -> Search:
-    search = Search(folder, plan, say=lambda text: None)
+def search_in(folder, plan: Plan, say=lambda text: None) -> Search:
+    search = Search(folder, plan, say=say)
     search.score, search.costs = "top1", costs_of(json.dumps(plan.choices))
     return search
 
@@ -83,6 +86,126 @@ def test_limits_hold_and_a_small_space_is_judged_whole(tmp_path):
     assert 0 < len(within) < 8
 
 
+def test_a_search_that_ends_early_says_why(tmp_path, monkeypatch):
+    said, costs = [], costs_of(json.dumps(BLOCKS))
+    monkeypatch.setattr(searching, "TRIES", 6)
+    smallest = costs.of(costs.extremes()[0])[1]
+    search = search_in(tmp_path, plan_of(trials=30, most_macs=smallest), said.append)
+    found = search.explore(lambda point: 0.5)
+    assert len(found) < 30
+    assert f"6 proposals one after the other were over the limits or known: {len(found)} networks are" in said[-1]
+    (tmp_path / "short").mkdir()
+    search = search_in(tmp_path / "short", plan_of(trials=30, keep=2, minutes=1e-6), said.append)
+    assert len(search.explore(lambda point: 0.5)) == 3
+    assert said[-1] == "the time of this step is over: 3 networks are judged, not 30"
+
+
+def test_time_between_two_sittings_is_no_time_of_the_search(tmp_path):
+    """A trial that was killed in the evening, and found in the morning."""
+    import optuna
+
+    begun = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+    begun.datetime_start = datetime.now() - timedelta(hours=10)
+    search_in(tmp_path, plan_of()).study.add_trial(begun)
+    study = search_in(tmp_path, plan_of()).study
+    assert study.get_trials(states=(optuna.trial.TrialState.FAIL,))[0].duration > timedelta(hours=9)
+    assert _seconds(study) == 0
+
+
+# Trainings that are stopped early -----------------------------------------------------------------------------------
+
+PEERS = [[0.1, 0.1 * i, 0.9] for i in range(1, 6)]  # the median after two epochs is 0.3
+
+
+@pytest.mark.parametrize(
+    ("curve", "peers", "answer"),
+    [
+        ([0.1, 0.29], PEERS, True),
+        ([0.1, 0.31], PEERS, False),
+        ([0.5, 0.29], PEERS, False),  # it was better before
+        ([0.0], PEERS, False),  # the first epoch says too little
+        ([0.1, 0.0], PEERS[:4], False),  # and so do four others
+    ],
+)
+def test_worse_than_the_median(curve, peers, answer):
+    assert is_below_median(curve, peers) == answer
+
+
+EPOCHS = 8
+
+
+def trained_step_by_step(good: int, kill_at: int = 0):
+    """Trainings that write a score after each epoch: 80 % at the end of the first `good` ones, 10 % of the others."""
+    begun = []
+
+    def run(study, cells, *, watch=None, **how):
+        (cell,) = cells
+        begun.append(cell)
+        if len(begun) == kill_at:
+            raise KeyboardInterrupt
+        last, file = (0.8 if len(begun) <= good else 0.1), cell_folder(study, cell) / "run" / METRICS
+        file.parent.mkdir(parents=True)
+        for epoch in range(1, cell.settings["run.epochs"] + 1):
+            row = {"kind": "epoch", "epoch": epoch, "step": epoch, "val_top1": last * epoch / EPOCHS}
+            with open(file, "a", encoding="utf-8") as rows:
+                rows.write(json.dumps(row) + "\n")
+            watch({cell.key: "running"})
+        return [Result(cell, {"top1": row["val_top1"]})]
+
+    return run
+
+
+def stopped_in(folder, monkeypatch, good: int, **how) -> list[Trial]:
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(searching, "run_cells", trained_step_by_step(good, **how))
+    search = search_in(folder, plan_of(trials=13, epochs=4 * EPOCHS, supernet=False))
+    return search.explore(search.cell_score)
+
+
+def test_bad_trainings_are_stopped_early(tmp_path, monkeypatch):
+    """After the second epoch, where five that cost no more were better; a cheap one never for what costs more."""
+    found = stopped_in(tmp_path, monkeypatch, good=8)
+    assert len(found) == 13
+    for i, trial in enumerate(found):
+        peers = [other for other in found[:i] if not other.stopped and other.macs <= trial.macs]
+        hopeless = i >= 8 and len(peers) >= 5 and sorted(p.judged for p in peers)[len(peers) // 2] > 0.1
+        assert trial.stopped == (2 if hopeless else 0)
+    stopped = [trial for trial in found if trial.stopped]
+    assert stopped
+    assert all(trial.judged == pytest.approx(0.1 * 2 / EPOCHS) for trial in stopped)
+    assert not set(map(id, Found(plan_of(), found, "top1").front())) & set(map(id, stopped))
+
+
+def test_stopped_trainings_stay_so_after_a_kill(tmp_path, monkeypatch):
+    whole = stopped_in(tmp_path / "whole", monkeypatch, good=8)
+    with pytest.raises(KeyboardInterrupt):
+        stopped_in(tmp_path / "cut", monkeypatch, good=8, kill_at=12)
+    rest = stopped_in(tmp_path / "cut", monkeypatch, good=0)
+    assert [(t.point, t.judged, t.stopped) for t in rest] == [(t.point, t.judged, t.stopped) for t in whole]
+
+
+# What is trained at the end -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "among", "answer"),
+    [(30, 6, (5, 1.0, 6)), (7, 6, (1, 1.0, 6)), (3, 6, (1, 0.5, 6)), (0.5, 6, (1, 0.1, 5)), (0.05, 6, (1, 0.1, 1))],
+)
+def test_a_budget_is_shared(epochs, among, answer):
+    """A tenth of an epoch is the least that makes sense."""
+    assert share(epochs, among, least=0.1) == answer
+
+
+def test_more_networks_do_not_change_those_that_are_trained(tmp_path):
+    """The supernet had 12 epochs in its time; six networks share them, and so it stays."""
+    rows = [{"kind": "step", "step": step, "epoch": step / 100} for step in (600, 1200)]
+    (tmp_path / "supernet").mkdir()
+    (tmp_path / "supernet" / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert search_in(tmp_path, plan_of(minutes=9, keep=6)).last_budget() == (2, 1.0, 6)
+    assert search_in(tmp_path, plan_of(minutes=9, keep=12)).last_budget() == (2, 1.0, 12)
+    assert search_in(tmp_path, plan_of(epochs=20, keep=12)).last_budget() == (20, 1.0, 12)
+
+
 def test_limits_that_nothing_keeps_are_told_at_once(tmp_path):
     with pytest.raises(WeftError, match=r"the smallest has 20.7 k parameters"):
         search_in(tmp_path, plan_of(most_parameters=1000)).run()
@@ -103,7 +226,7 @@ def test_what_is_found_is_written(tmp_path, monkeypatch):
     content = json.loads((tmp_path / "search.json").read_text())
     assert content["size_of_space"] == 64
     assert [row["judged"] for row in content["trials"]] == [0.5] * 5
-    assert len(found.trained) in (3, 4)  # the model as it is may come on top
+    assert len(found.trained) == 4  # three, and the model as it is: all were judged alike, and it is the costliest
     assert sum("as it is" in row["what"] for row in content["trials"]) == 1
     best = max(found.trained, key=lambda t: t.trained)
     assert best in found.front()
@@ -132,7 +255,8 @@ def test_amounts(number, text):
         (["--trials", "0"], ("trials",)),
         (["--minutes", "2", "--epochs", "3"], ("--minutes",)),
         (["--no-supernet", "--inherit"], ("--inherit",)),
-        (["--model", "cvt_31"], ("cvt_31",)),
+        (["--model", "cvt_31"], ("There is no model 'cvt_31'",)),
+        (["--model", "resnet18"], ("no ready space for resnet18",)),
         (["--model", "cvt_nano", "--space", "nowhere.yaml"], ("nowhere.yaml",)),
     ],
 )

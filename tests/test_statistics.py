@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.study.statistics import mean_sd, paired_difference, student_quantile
+from weft.study.statistics import difference_by_seed, mean_sd, paired_difference, student_quantile
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -37,3 +37,16 @@ def test_one_seed_has_no_interval():
     assert paired_difference([], []) is None
     found = paired_difference([0.75], [0.5])
     assert (found.mean, found.low, found.larger_than_noise) == (0.25, None, None)
+
+
+@pytest.mark.parametrize(("seeds", "larger"), [(2, None), (4, None), (5, True)])
+def test_a_few_equal_differences_are_no_certainty(seeds, larger):
+    """Scores are counts of pictures: that two or three differences are equal says little."""
+    found = paired_difference([0.80] * seeds, [0.79] * seeds)
+    assert found.mean == pytest.approx(0.01)
+    assert found.larger_than_noise is larger
+
+
+def test_differences_are_of_the_seeds_that_both_have():
+    assert difference_by_seed({1: 0.5, 2: 0.9}, {0: 0.1, 1: 0.5}).mean == 0
+    assert difference_by_seed({1: 0.5}, {0: 0.1}) is None

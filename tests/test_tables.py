@@ -117,9 +117,16 @@ def test_network_that_cannot_be_made_has_no_costs():
     """Its row fails; the others are not held up."""
     odd, fits = Network("cvt_nano", {"num_heads": [3, 3, 3]}), Network("vt_resnet_nano")
     assert count(odd, 28) is None
-    speeds = measure({"odd": odd, "fits": fits}, 28, torch.device("cpu"), threads=1)
+    speeds = measure({"odd": odd, "fits": fits}, 28, 10, 1, torch.device("cpu"), threads=1)  # grey pictures
     assert speeds["odd"] is None
     assert speeds["fits"] > 0
+
+
+@pytest.mark.parametrize(("plain_one", "with_tokens"), [("R18", "VT-R18"), ("R34", "VT-R34")])
+def test_stand_ins_of_vt_cost_as_much_as_those_of_resnets(plain_one, with_tokens):
+    rows = {row.name: row for row in find_table("vt-resnet").rows}
+    one, other = (count(rows[name].nano, 32, 10).macs for name in (plain_one, with_tokens))
+    assert one == pytest.approx(other, rel=0.2)
 
 
 def test_costs_at_another_size():
@@ -162,10 +169,12 @@ def test_missing_row_stays(tmp_path):
         (("title: Mine", "title: [Mine]"), ["title", "is not text"]),
         (("title: Mine", "title: Mine\ncolumns: [speed]"), ["columns", "'speed'", *COLUMNS]),
         (("title: Mine", "title: Mine\nbase: ever"), ["base", "'ever'", "Did you mean 'every'?"]),
-        (("model: cvt_nano", "model: cvt_nan"), ["row 'none'", "model", "'cvt_nan'"]),
+        (("model: cvt_nano", "model: cvt_nan"), ["row 'none'", "model", "'cvt_nan'", "Did you mean 'cvt_nano'?"]),
         (("switches: {pos_embed: every}", "nano: cvt_nan"), ["row 'every'", "nano", "'cvt_nan'"]),
         (("model: cvt_nano\n", ""), ["row 'none'", "model is missing"]),
         (("name: every", "name: none"), ["rows", "two are called 'none'"]),
+        (("pos_embed: every", "pos_embd: every"), ["row 'every'", "'pos_embd'", "Did you mean 'pos_embed'?"]),
+        (("pos_embed: every", "pos_embed: sometimes"), ["row 'every'", "pos_embed", "sometimes"]),
         (("switches: {pos_embed: every}", "switchs: {}"), ["row 2", "'switchs'", "Did you mean 'switches'?"]),
         (("switches: {pos_embed: every}", "switches: every"), ["row 2", "switches", "is not a mapping"]),
         (("switches: {pos_embed: every}", "fraction: 2"), ["row 'every'", "fraction", "at most 1"]),

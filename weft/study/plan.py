@@ -165,7 +165,8 @@ def make_plan(table: Table, wish: Wish, device: torch.device, workers: int, quic
 
     base = filled(networks[table.base])
     readers = {} if device.type == "cpu" else {"data.workers": max(1, min(8, cores() // workers))}
-    settings = {**study.shared(base), **readers, **{key: study.given[key] for key in wish.settings}}
+    own = {key: study.given[key] for key in wish.settings if key != "run.batch"}  # the base has that as a number
+    settings = {**study.shared(base), **readers, **own}
     networks = {
         name: Network(network.model, filled(network, settings).model.args) for name, network in networks.items()
     }

@@ -386,7 +386,7 @@ class Search:
             if trial.point == self.space.default:
                 trial.what = "as it is"
                 best += [trial] if trial not in best else []
-        fraction = round(part * self.plan.settings.get("data.fraction", 1.0), 6)
+        fraction = round(part * float(self.plan.settings.get("data.fraction", 1.0)), 6)
         less = {} if part == 1 else {"data.fraction": fraction}
         cells = [self.cell(trial.point, epochs, **less, **self.weights_of(trial)) for trial in best]
         length = many(epochs, "epoch") + ("" if part == 1 else f" of {part:.0%} of the pictures")

@@ -195,6 +195,7 @@ class Crew:
         try:
             error = json.loads(answer)
         except ValueError:  # killed while it answered
+            worker.wait()
             error = f"its process ended within a line: {answer.strip()[:80]!r}"
         result = None if error else read_result(self.study, cell)
         return result or Result(cell, error=error or f"{folder} has no readable result")
