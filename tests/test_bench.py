@@ -111,6 +111,7 @@ def test_command(command, tmp_path):
         replay=False,
         wrap=False,
         batch=1,
+        channels=3,
         img_size=32,
         dtype="fp32",
         device="cpu",
