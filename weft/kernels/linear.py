@@ -90,19 +90,21 @@ class _Mlp(torch.autograd.Function):
         ctx.kind, ctx.dtypes = kind, [x.dtype, *(p.dtype for p in parameters)]
         x, (w1, b1, w2, b2) = x.to(dtype), _cast(parameters, dtype)
         active, hidden = linear_act_forward(x, w1, b1, kind, True)
-        ctx.save_for_backward(x, hidden, active, w1, w2)
+        ctx.save_for_backward(x, hidden, w1, w2)
         return F.linear(active, w2, b2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, hidden, active, w1, w2 = ctx.saved_tensors
+        x, hidden, w1, w2 = ctx.saved_tensors
         of_x, of_w1, of_b1, of_w2, of_b2 = (
             dtype if needed else None for dtype, needed in zip(ctx.dtypes, ctx.needs_input_grad[2:], strict=True)
         )
-        grad_active, *of_second = _gradients(grad, active, w2, active.dtype, of_w2, of_b2)
-        grad_hidden = activation_backward(grad_active, hidden, ctx.kind)
-        return None, None, *_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), *of_second
+        grad_active, _, grad_b2 = _gradients(grad, hidden, w2, hidden.dtype, None, of_b2)
+        # What the activation gave is not kept: its own backward pass, which reads all that it takes, writes it again.
+        grad_hidden, active = activation_backward(grad_active, hidden, ctx.kind, of_w2 is not None)
+        grad_w2 = None if of_w2 is None else _gradients(grad, active, w2, None, of_w2, None)[1]
+        return None, None, *_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), grad_w2, grad_b2
 
 
 def _gradients(
