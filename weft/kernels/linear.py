@@ -33,7 +33,7 @@ class Linear(nn.Linear):
 
 def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
-    parameters = _parameters(layers)
+    parameters = parameters_of(layers)
     if parameters and trains(*xs, *parameters):
         return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
@@ -41,7 +41,7 @@ def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, 
 
 def mlp(x: Tensor, fc1: nn.Linear, kind: str, fc2: nn.Linear) -> Tensor:
     """Two linear layers and the activation called `kind` between them."""
-    parameters = _parameters((fc1, fc2))
+    parameters = parameters_of((fc1, fc2))
     if parameters and trains(x, *parameters):
         w1, w2, b1, b2 = parameters
         return _Mlp.apply(amp_dtype(x), kind, x, w1, b1, w2, b2)
@@ -55,9 +55,10 @@ def trains(x: Tensor, *others: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type) or all(other.dtype == x.dtype for other in others)
 
 
-def _parameters(layers: Sequence[Any]) -> list[Tensor]:
+def parameters_of(layers: Sequence[Any]) -> list[Tensor]:
     """The weights and then the biases of these layers; nothing where one is watched, replaced or has no bias."""
-    if not bare(*layers, types=(Linear, nn.Linear)) or any(layer.bias is None for layer in layers):
+    known = all(getattr(type(layer), "forward", None) in (Linear.forward, nn.Linear.forward) for layer in layers)
+    if not known or not bare(*layers) or any(layer.bias is None for layer in layers):
         return []
     return [layer.weight for layer in layers] + [layer.bias for layer in layers]
 
@@ -66,7 +67,7 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(tensors) // 3
-        xs, parameters = [x.to(dtype) for x in tensors[:count]], _cast(tensors[count:], dtype)
+        xs, parameters = [x.to(dtype) for x in tensors[:count]], cast_together(tensors[count:], dtype)
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(*xs, *weights)
         ctx.dtypes = [t.dtype for t in tensors]
@@ -80,7 +81,7 @@ class _Linears(torch.autograd.Function):
         for i, grad in enumerate(grads):
             x, weight, places = ctx.saved_tensors[i], ctx.saved_tensors[count + i], (i, count + i, 2 * count + i)
             wanted = [ctx.dtypes[place] if needed[place] else None for place in places]
-            found[i], found[count + i], found[2 * count + i] = _gradients(grad, x, weight, *wanted)
+            found[i], found[count + i], found[2 * count + i] = linear_gradients(grad, x, weight, *wanted)
         return None, *found
 
 
@@ -88,7 +89,7 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, kind: str, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.kind, ctx.dtypes = kind, [x.dtype, *(p.dtype for p in parameters)]
-        x, (w1, b1, w2, b2) = x.to(dtype), _cast(parameters, dtype)
+        x, (w1, b1, w2, b2) = x.to(dtype), cast_together(parameters, dtype)
         active, hidden = linear_act_forward(x, w1, b1, kind, True)
         ctx.save_for_backward(x, hidden, w1, w2)
         return F.linear(active, w2, b2)
@@ -100,14 +101,14 @@ class _Mlp(torch.autograd.Function):
         of_x, of_w1, of_b1, of_w2, of_b2 = (
             dtype if needed else None for dtype, needed in zip(ctx.dtypes, ctx.needs_input_grad[2:], strict=True)
         )
-        grad_active, _, grad_b2 = _gradients(grad, hidden, w2, hidden.dtype, None, of_b2)
+        grad_active, _, grad_b2 = linear_gradients(grad, hidden, w2, hidden.dtype, None, of_b2)
         # What the activation gave is not kept: its own backward pass, which reads all that it takes, writes it again.
         grad_hidden, active = activation_backward(grad_active, hidden, ctx.kind, of_w2 is not None)
-        grad_w2 = None if of_w2 is None else _gradients(grad, active, w2, None, of_w2, None)[1]
-        return None, None, *_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), grad_w2, grad_b2
+        grad_w2 = None if of_w2 is None else linear_gradients(grad, active, w2, None, of_w2, None)[1]
+        return None, None, *linear_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), grad_w2, grad_b2
 
 
-def _gradients(
+def linear_gradients(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -138,7 +139,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a, b).to(dtype)
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """All of them in one kernel."""
     if all(t.dtype == dtype for t in tensors):
         return list(tensors)
