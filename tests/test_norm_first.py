@@ -1,6 +1,6 @@
 """Layers that make again what the BatchNorm in front of them gave: numbers as ever, and less kept on the way."""
 
-import sys
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +19,10 @@ from weft.kernels.depthwise import plain_depthwise
 from weft.kernels.norm_depthwise import norm_depthwise
 from weft.models.ceit import LeFF
 from weft.models.cetnet import LEWinAttention
+from weft.models.layers import LayerNorm, Linear, norm_tokens
 
 # side, columns, channels, kernel, stride
-MAPS = [(3, 4, 8, 3, 1), (5, 3, 40, 3, 2), (4, 4, 33, 5, 1), (14, 14, 8, 3, 1)]
+MAPS = [(3, 4, 8, 3, 1), (3, 2, 5, 3, 2), (2, 3, 5, 5, 1)]
 
 
 def norm_conv(act: str, stride: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -37,11 +38,11 @@ def norm_conv(act: str, stride: int) -> tuple[Callable[..., Tensor], Callable[..
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, cols, channels, kernel, stride", MAPS)
+@pytest.mark.parametrize(("rows", "cols", "channels", "kernel", "stride"), MAPS)
 def test_norm_and_convolution(
     rows: int, cols: int, channels: int, kernel: int, stride: int, dtype: torch.dtype
 ) -> None:
-    functions = norm_conv("gelu" if channels % 8 else "none", stride)
+    functions = norm_conv("gelu" if channels % 2 else "none", stride)
     x = random(2, rows, cols, channels, dtype=dtype) * 2 + 1
     gamma, beta = random(channels, seed=1), random(channels, seed=2)
     weight, bias = random(channels, 1, kernel, kernel) / kernel, random(channels, seed=3) if stride == 1 else None
@@ -80,3 +81,88 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 def test_module(name: str, by_kernels: Callable[[], None]) -> None:  # noqa: F811
     """Outputs, gradients and running statistics are those of the modules one by one."""
     check_training(randomise(MODULES[name]()), by_kernels, random(2, 4, 4, 16 if name == "LEWin" else 8))
+
+
+# Whole models, their operators by twins: what is kept for the backward pass is the same -----------------------------
+
+
+@pytest.fixture
+def by_twins(by_kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:  # noqa: F811
+    def force() -> None:
+        monkeypatch.setattr(op, "has_triton", lambda: False)
+        by_kernels()
+
+    return force
+
+
+@pytest.mark.parametrize("name", ["LeFF", "LEWin"])
+def test_derivatives(name: str, by_twins: Callable[[], None]) -> None:
+    by_twins()
+    module = randomise(MODULES[name]()).double().train()
+    x = random(2, 2, 3, 16 if name == "LEWin" else 8).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda *_: module(x).square().sum(), (x, *module.parameters()), fast_mode=True)
+
+
+def small(name: str, depth: int) -> nn.Module:
+    make = weft.create_model if name.startswith("ceit") else timm.create_model
+    return make(name, depth=depth, img_size=64, embed_dim=96, num_heads=3).train()
+
+
+def bytes_kept(model: nn.Module, batch: int) -> int:
+    """What the backward pass needs beside weights and buffers."""
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def keep(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage()  # alive, so that no other can lie at its address
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", torch.bfloat16):
+        model(random(batch, 3, 64, 64))
+    return sum(storage.nbytes() for address, storage in kept.items() if address not in own)
+
+
+def bytes_per_block(name: str) -> int:
+    """Of one picture: two blocks and two pictures against fewer of each, so that all else cancels."""
+    models = small(name, 2), small(name, 1)
+    two, one = (bytes_kept(model, 3) - bytes_kept(model, 2) for model in models)
+    return two - one
+
+
+def test_a_block_keeps_no_more_than_that_of_deit(by_twins: Callable[[], None]) -> None:
+    plain = bytes_per_block("ceit_tiny")
+    by_twins()
+    found, peer = bytes_per_block("ceit_tiny"), bytes_per_block("deit_tiny_patch16_224")
+    assert found <= peer
+    assert found < 0.6 * plain
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["ceit_nano", "cetnet_nano"])
+def test_model(name: str, checkpointing: bool, by_twins: Callable[[], None]) -> None:
+    """Loss and gradients are those of the plain path; running statistics move as often."""
+    options: dict[str, Any] = dict(depth=2) if name == "ceit_nano" else dict(depths=(1, 1, 1, 1))
+    model = weft.create_model(name, img_size=32, drop_path_rate=0.0, **options).double().train()
+    model.set_grad_checkpointing(checkpointing)  # pyright: ignore[reportCallIssue]
+    start, found = copy.deepcopy(model.state_dict()), []
+    for _ in range(2):
+        model.load_state_dict(start)
+        model.zero_grad()
+        model(random(3, 3, 32, 32).double()).square().mean().backward()
+        grads = {key: parameter.grad for key, parameter in model.named_parameters()}
+        found.append(grads | {key: buffer.clone() for key, buffer in model.named_buffers()})
+        by_twins()
+    for key, wanted in found[0].items():
+        torch.testing.assert_close(found[1][key], wanted, rtol=1e-5, atol=1e-7, msg=key)  # biases in float32
+
+
+def test_a_changed_norm_is_kept(by_twins: Callable[[], None]) -> None:
+    """Who writes into what a norm gave gets the gradient for what is there now."""
+    by_twins()
+    norm, linear = LayerNorm(8), Linear(8, 4)
+    x = random(2, 2, 3, 8).requires_grad_()
+    _, _, z = norm_tokens(norm, x, None, again=True)
+    z.mul_(2)
+    linear(z).sum().backward()
+    wanted = 2 * nn.functional.layer_norm(x.detach(), (8,)).sum((0, 1, 2))
+    torch.testing.assert_close(linear.weight.grad, wanted.expand(4, 8), rtol=1e-5, atol=1e-5)

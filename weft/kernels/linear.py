@@ -4,7 +4,7 @@ Torch casts every parameter and every gradient of one on its own, and its sum ov
 longer than the matrix products beside it. In inference and for compilers a linear layer is torch's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Linear(nn.Linear):
             return F.linear(input, self.weight, self.bias)
         else:  # not compiled by TorchScript
             if self.bias is not None and trains(input, self.weight, self.bias):
-                return _Linears.apply(amp_dtype(input), input, self.weight, self.bias)[0]
+                return _Linears.apply(amp_dtype(input), how_again(input), input, self.weight, self.bias)[0]
             return F.linear(input, self.weight, self.bias)
 
 
@@ -35,7 +35,7 @@ def linears(xs: Sequence[Tensor], layers: Sequence[nn.Linear]) -> tuple[Tensor, 
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
     parameters = parameters_of(layers)
     if parameters and trains(*xs, *parameters):
-        return _Linears.apply(amp_dtype(xs[0]), *xs, *parameters)
+        return _Linears.apply(amp_dtype(xs[0]), None, *xs, *parameters)
     return tuple(layer(x) for x, layer in zip(xs, layers, strict=True))
 
 
@@ -63,26 +63,49 @@ def parameters_of(layers: Sequence[Any]) -> list[Tensor]:
     return [layer.weight for layer in layers] + [layer.bias for layer in layers]
 
 
+NEVER: Any = (None, None, ())
+
+
+def make_again(x: Tensor, make: Callable[..., Tensor], *tensors: Tensor | None) -> None:
+    """Tells the `Linear` that gets `x` to keep these tensors, which are kept anyway, and to make(*tensors) x of them.
+
+    That is one more pass over memory in the backward pass, for one map less that is kept.
+    """
+    tensors = tuple(None if t is None else t.detach() for t in tensors)
+    x.again = x._version, make, tensors  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def how_again(x: Tensor) -> tuple[Callable[..., Tensor], tuple[Tensor | None, ...]] | None:
+    """What `make_again` said about x, unless somebody has changed it since."""
+    version, make, tensors = getattr(x, "again", NEVER)
+    return (make, tensors) if version == x._version else None
+
+
 class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dtype: torch.dtype, again: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(tensors) // 3
         xs, parameters = [x.to(dtype) for x in tensors[:count]], cast_together(tensors[count:], dtype)
         weights, biases = parameters[:count], parameters[count:]
-        ctx.save_for_backward(*xs, *weights)
+        ctx.make, kept = again or (None, xs)
+        ctx.save_for_backward(*weights, *kept)
         ctx.dtypes = [t.dtype for t in tensors]
         return tuple(F.linear(x, w, b) for x, w, b in zip(xs, weights, biases, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        count, needed = len(grads), ctx.needs_input_grad[1:]
+        count, needed = len(grads), ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors  # checkpointing gives them once
+        weights, xs = saved[:count], saved[count:]
+        if ctx.make is not None:
+            xs = [ctx.make(*xs)]
         found: list[Tensor | None] = [None] * (3 * count)
-        for i, grad in enumerate(grads):
-            x, weight, places = ctx.saved_tensors[i], ctx.saved_tensors[count + i], (i, count + i, 2 * count + i)
+        for i, (grad, x, weight) in enumerate(zip(grads, xs, weights, strict=True)):
+            places = (i, count + i, 2 * count + i)
             wanted = [ctx.dtypes[place] if needed[place] else None for place in places]
             found[i], found[count + i], found[2 * count + i] = linear_gradients(grad, x, weight, *wanted)
-        return None, *found
+        return None, None, *found
 
 
 class _Mlp(torch.autograd.Function):

@@ -77,9 +77,10 @@ class _NormLinears(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count, needed = len(grads), ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors  # checkpointing gives them once
         found: list[Tensor | None] = [None] * (6 * count)
         for i, grad in enumerate(grads):
-            x, moments, gamma, beta, weight = ctx.saved_tensors[i::count]
+            x, moments, gamma, beta, weight = saved[i::count]
             of_weight, of_bias = (
                 dtype if need else None
                 for dtype, need in zip(ctx.dtypes[i::count], needed[4 * count + i :: count], strict=True)

@@ -116,16 +116,16 @@ class LeFF(nn.Module):
             return part(self.linear2(self.linear1(tokens)).squeeze(2), x, cls)
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
             if self.training and fusable(x, self):
-                return self.forward_training(x), cls
+                return self.forward_training(x, self.dwconv), cls
         x = self.linear1(x)  # eq. 6: (B, H, W, e C)
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
         return self.linear2(x), cls  # eq. 10: (B, H, W, C)
 
-    def forward_training(self, x: Tensor) -> Tensor:
+    def forward_training(self, x: Tensor, dwconv: ConvNorm) -> Tensor:
         """The same without keeping what BatchNorm and GELU give, two of the four maps of width e C."""
-        first, second, last = self.linear1, present(self.dwconv), self.linear2
-        x = norm_conv(first.linear(x), first.bn, first.act, second.conv)
-        (x,) = norm_linears((x,), (second.bn,), second.act, (last.linear,))
+        first, last = self.linear1, self.linear2
+        x = norm_conv(first.linear(x), first.bn, first.act, dwconv.conv)
+        (x,) = norm_linears((x,), (dwconv.bn,), dwconv.act, (last.linear,))
         return norm_act(x, last.bn, last.act)
 
     def fuse(self) -> None:
@@ -154,8 +154,9 @@ class Block(nn.Module):
             x, new_cls = add_branch(x, cls, y, None, self.drop_path(x))
             z, z_cls = self.norm2(x), self.norm2(present(new_cls))
         else:  # not compiled by TorchScript
-            _, _, z = norm_tokens(self.norm1, x, cls)
-            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, self.attn(z), self.drop_path(x))
+            _, _, z = norm_tokens(self.norm1, x, cls, again=True)
+            y = self.attn(z)
+            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, y, self.drop_path(x), again=True)
         y, y_cls = self.leff(z, present(z_cls))
         x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
         return x, present(new_cls)

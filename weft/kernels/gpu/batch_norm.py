@@ -263,7 +263,7 @@ def apply(
 def backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
     residual: Tensor | None, keep: Tensor | None, eps: float, act: str, grad_x: Tensor, grad_residual: Tensor | None,
-    y: Tensor | None,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Fills the gradients of x and, behind an activation, of the residual, and y; returns those of weight and bias."""
     channels = x.shape[-1]
