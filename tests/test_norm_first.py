@@ -59,11 +59,13 @@ def test_it_is_an_operator() -> None:
 
 
 class OneMap(nn.Module):
-    """LeFF without its class token."""
+    """LeFF without its class token, perhaps as `weft.fuse` changes it."""
 
-    def __init__(self, leff: LeFF):
+    def __init__(self, leff: LeFF, fused: bool = False):
         super().__init__()
         self.leff = leff
+        if fused:
+            leff.fuse()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leff(x, x[:, 0, :1])[0]
@@ -73,6 +75,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "LeFF": lambda: OneMap(LeFF(8, 16, 3, norm=True, final_act=False)),
     "LeFF, 5x5, final GELU": lambda: OneMap(LeFF(8, 16, 5, norm=True, final_act=True)),
     "LeFF, no norm": lambda: OneMap(LeFF(8, 16, 3, norm=False, final_act=False)),
+    "LeFF, fused": lambda: OneMap(LeFF(8, 16, 3, norm=True, final_act=False), fused=True),
     "LEWin": lambda: LEWinAttention(16, 2, 2, True, "qkv", 0.0, 0.0),
 }
 

@@ -99,7 +99,7 @@ class _Linears(torch.autograd.Function):
         saved = ctx.saved_tensors  # checkpointing gives them once
         weights, xs = saved[:count], saved[count:]
         if ctx.make is not None:
-            xs = [ctx.make(*xs)]
+            xs = [ctx.make(*xs).to(weights[0].dtype)]
         found: list[Tensor | None] = [None] * (3 * count)
         for i, (grad, x, weight) in enumerate(zip(grads, xs, weights, strict=True)):
             places = (i, count + i, 2 * count + i)

@@ -115,7 +115,7 @@ class LeFF(nn.Module):
             tokens = join(cls, x).unsqueeze(2)  # (B, 1 + H*W, 1, C), a map one token wide
             return part(self.linear2(self.linear1(tokens)).squeeze(2), x, cls)
         if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if self.training and fusable(x, self):
+            if self.training and self.dwconv.act_in == "none" and fusable(x, self):
                 return self.forward_training(x, self.dwconv), cls
         x = self.linear1(x)  # eq. 6: (B, H, W, e C)
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
