@@ -190,7 +190,7 @@ def test_twin_beside_kernel(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check_gradients(kernel, twin, x, residual, weight, bias)
         check_promise("batch_norm_statistics", x, None, None, None, 0.1)
         args = (x, random(8), random(8).abs(), weight, bias, residual, None, 1e-5, "gelu")
-        check_promise(f"batch_norm_act{lost}", *([x] if lost else []), *args)
+        check_promise(f"batch_norm_act{lost}", *([x, *args, True] if lost else args))
 
 
 def test_norms_are_operators() -> None:
