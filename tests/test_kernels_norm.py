@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernel_checks import DTYPES, check_gradients, check_values, close, random
+from tests.kernel_checks import DEVICE, DTYPES, check_gradients, check_values, close, random
 from tests.lost_kernels import QUICK_CHECKS, check_promise, lose
 from weft.kernels import choose
 from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics, plain_batch_norm_act
@@ -115,7 +115,7 @@ def test_residual_norm_with_gradients_missing() -> None:
 def test_batch_statistics(dtype, batch, height, channels) -> None:
     x = 20 + random(batch, height, 5, channels, dtype=dtype)
     found, wanted = [
-        (torch.full((channels,), 0.5, device=x.device), torch.full((channels,), 2.0, device=x.device), torch.tensor(3))
+        (torch.full((channels,), 0.5, device=x.device), torch.full((channels,), 2.0, device=x.device), torch.tensor(3, device=x.device))
         for _ in range(2)
     ]
     mean, var = batch_norm_statistics(x, *found, 0.1).unbind(0)
@@ -163,7 +163,7 @@ def test_batch_norm(act, training, dtype, batch, height, channels, has_residual,
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_autograd_sees_that_running_statistics_change(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, running = random(2, 3, 2, 8), (random(8), random(8).abs(), torch.tensor(0))
+    x, running = random(2, 3, 2, 8), (random(8), random(8).abs(), torch.tensor(0, device=DEVICE))
     with choose.forced({}):
         lose(monkeypatch, *(["batch_norm_statistics"] if lost else []), **SMALL)
         for statistics in (batch_norm_statistics, torch.ops.weft.batch_norm_statistics):
