@@ -115,8 +115,7 @@ def test_residual_norm_with_gradients_missing() -> None:
 def test_batch_statistics(dtype, batch, height, channels) -> None:
     x = 20 + random(batch, height, 5, channels, dtype=dtype)
     found, wanted = [
-        (torch.full((channels,), 0.5, device=x.device), torch.full((channels,), 2.0, device=x.device), torch.tensor(3, device=x.device))
-        for _ in range(2)
+        (random(channels).fill_(0.5), random(channels).fill_(2.0), torch.tensor(3, device=DEVICE)) for _ in range(2)
     ]
     mean, var = batch_norm_statistics(x, *found, 0.1).unbind(0)
     plain_batch_norm_act(x.float(), mean, var, *wanted[:2], True, 0.1, 1e-5, "none", batches=wanted[2])
