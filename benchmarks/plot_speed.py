@@ -44,7 +44,7 @@ def ratios(results: dict[str, Any]) -> Figure:
         names = list(dict.fromkeys(_name(line) for line in lines))
         for panel, part in zip(panels, dict.fromkeys(line.part for line in lines), strict=False):
             _bars(panel, [line for line in lines if line.part == part], names)
-            panel.set_title(WORDS[part].replace(", ", "\n", 1), fontsize=9)
+            panel.set_title(WORDS[part].replace(", ", "\n"), fontsize=9)
         for panel in panels[len({line.part for line in lines}) :]:
             panel.set_axis_off()
         panels[0].set_yticks(range(len(names)), names, fontsize=8)
@@ -65,7 +65,7 @@ def _bars(panel: Axes, lines: list[Line], names: list[str]) -> None:
         if line.goal is not None:
             panel.plot([line.goal] * 2, [at - 0.42, at + 0.42], color=GOAL, lw=2)
         beside = max(
-            [ratio, *([line.goal] if line.goal and 0 <= line.goal - ratio < 0.4 else [])]
+            [ratio, *([line.goal] if line.goal and 0 <= line.goal - ratio < 0.6 else [])]
         )  # not across its goal
         panel.text(beside, at, f" {ratio:.2f}", va="center", fontsize=8)
     panel.axvline(1, color=THEIRS, lw=1)

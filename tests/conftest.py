@@ -13,6 +13,8 @@ settings.load_profile("weft")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its kernels then run on the CPU
 
+torch.backends.cudnn.allow_tf32 = False  # float32 is compared with float64
+
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") and version("triton").startswith("3.6."):
     # Its loops read their bounds by way of arrays with one element, which numpy 2.4 no longer takes for numbers.
     from triton.runtime import interpreter

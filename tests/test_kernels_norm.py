@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernel_checks import DTYPES, check_gradients, check_values, close, random
+from tests.kernel_checks import DEVICE, DTYPES, check_gradients, check_values, close, random
 from tests.lost_kernels import QUICK_CHECKS, check_promise, lose
 from weft.kernels import choose
 from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics, plain_batch_norm_act
@@ -115,8 +115,7 @@ def test_residual_norm_with_gradients_missing() -> None:
 def test_batch_statistics(dtype, batch, height, channels) -> None:
     x = 20 + random(batch, height, 5, channels, dtype=dtype)
     found, wanted = [
-        (torch.full((channels,), 0.5, device=x.device), torch.full((channels,), 2.0, device=x.device), torch.tensor(3))
-        for _ in range(2)
+        (random(channels).fill_(0.5), random(channels).fill_(2.0), torch.tensor(3, device=DEVICE)) for _ in range(2)
     ]
     mean, var = batch_norm_statistics(x, *found, 0.1).unbind(0)
     plain_batch_norm_act(x.float(), mean, var, *wanted[:2], True, 0.1, 1e-5, "none", batches=wanted[2])
@@ -163,7 +162,7 @@ def test_batch_norm(act, training, dtype, batch, height, channels, has_residual,
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_autograd_sees_that_running_statistics_change(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, running = random(2, 3, 2, 8), (random(8), random(8).abs(), torch.tensor(0))
+    x, running = random(2, 3, 2, 8), (random(8), random(8).abs(), torch.tensor(0, device=DEVICE))
     with choose.forced({}):
         lose(monkeypatch, *(["batch_norm_statistics"] if lost else []), **SMALL)
         for statistics in (batch_norm_statistics, torch.ops.weft.batch_norm_statistics):
@@ -190,7 +189,7 @@ def test_twin_beside_kernel(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check_gradients(kernel, twin, x, residual, weight, bias)
         check_promise("batch_norm_statistics", x, None, None, None, 0.1)
         args = (x, random(8), random(8).abs(), weight, bias, residual, None, 1e-5, "gelu")
-        check_promise(f"batch_norm_act{lost}", *([x] if lost else []), *args)
+        check_promise(f"batch_norm_act{lost}", *([x, *args, True] if lost else args))
 
 
 def test_norms_are_operators() -> None:

@@ -1,7 +1,9 @@
 """What fits the machine: pictures at once in its memory, epochs in the time there is."""
 
 import contextlib
+import os
 import statistics
+import threading
 import time
 
 import torch
@@ -10,11 +12,49 @@ from weft.data.findings import many
 from weft.engine.loop import Trainer, WentWrong
 from weft.engine.parts import is_out_of_memory
 from weft.engine.state import load_tensors, snapshot
+from weft.kernels.ahead import compile_ahead
 
 CPU_MICRO_BATCH = 128
 SPARE = 0.9  # of the GPU's memory; the rest is for fragments and for what else runs there
 TRIAL_SECONDS = 15  # of training steps to find out how long one takes, ...
 TRIAL_STEPS = 4  # ... but at least so many
+UNSAID = 3.0  # seconds of compiling that need no explanation
+
+
+def compile_kernels(trainer: Trainer) -> None:
+    """Compiles the kernels of a training pass and of validation, many at a time; the first step would, one by one."""
+    if not _can_rehearse(trainer):
+        return
+    pictures = trainer.config.run.micro_batch or -(-trainer.config.run.batch // trainer.world.size)
+    trainer.progress.micro_batch = pictures  # until it is known how many fit
+
+    def rehearse() -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):  # which the trial of fewer pictures answers
+            _pass(trainer, pictures)
+
+    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
+    told = threading.Timer(UNSAID, trainer.screen.say, ["compiling kernels for this GPU; they are kept for next time"])
+    told.start()
+    compile_ahead(rehearse, max(1, (os.cpu_count() or 1) // trainer.world.size))
+    told.cancel()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
+
+
+def _can_rehearse(trainer: Trainer) -> bool:
+    """Not where the pass goes on from what kernels found, boxes, which is no number here, nor where processes meet."""
+    run = trainer.config.run
+    alone = not (run.fsdp or trainer.in_lockstep)
+    return trainer.device.type == "cuda" and alone and not run.compile and trainer.task.name != "detect"
+
+
+def _pass(trainer: Trainer, pictures: int) -> None:
+    """A training step's gradients and a batch of validation, on made-up pictures."""
+    trainer.model.train()
+    trainer.gradients(0, trainer.task.made_up(pictures))
+    with torch.no_grad():
+        trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
+    trainer.model.train()
 
 
 def find_micro_batch(trainer: Trainer) -> None:
@@ -45,12 +85,8 @@ def _fits(trainer: Trainer, pictures: int) -> bool:
     if trainer.world.size > 1:
         limit -= 4 * sum(p.numel() for p in trainer.parameters)  # the message with the gradients
     try:
-        trainer.model.train()
-        trainer.gradients(0, trainer.task.made_up(pictures))
+        _pass(trainer, pictures)
         trainer.update()
-        with torch.no_grad():
-            trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
-        trainer.model.train()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -31,7 +31,7 @@ from weft.data.transforms import Preprocessing
 from weft.engine.build import check_name, make_model
 from weft.engine.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
 from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
-from weft.engine.fit_machine import find_micro_batch, fit_into_time
+from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time
 from weft.engine.log import MetricsFile, Screen, tensorboard
 from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer, stretched
@@ -317,6 +317,7 @@ class Sitting:
     def prepare_new(self) -> None:
         """Finds what fits the machine, then writes down everything the run depends on."""
         trainer = self.trainer
+        compile_kernels(trainer)
         find_micro_batch(trainer)
         if self.config.run.minutes:
             fit_into_time(trainer)

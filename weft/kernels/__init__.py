@@ -4,6 +4,7 @@
     gpu/<operation>.py    the Triton kernels, imported only when one is launched
     switch.py             whether kernels are used: WEFT_KERNELS=off, no CUDA or no Triton mean the twins
     choose.py             which launch parameters, from a table of measurements
+    ahead.py              compiling kernels before they are needed
 
 Feature maps are (B, H, W, C). All kernels compute in float32 and store in the type of what comes in.
 """

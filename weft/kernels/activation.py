@@ -25,10 +25,12 @@ def plain_activation(x: Tensor, kind: str) -> Tensor:
     return x
 
 
-def plain_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+def plain_backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of x, and the activation once more if it is wanted `again`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(plain_activation(x, kind), x, grad)[0]
+        y = plain_activation(x, kind)
+        return torch.autograd.grad(y, x, grad)[0], y.detach() if again else None
 
 
 def _launch(x: Tensor, kind: str) -> Tensor:
@@ -37,10 +39,10 @@ def _launch(x: Tensor, kind: str) -> Tensor:
     return activation.forward(x.contiguous(), kind)
 
 
-def _launch_backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+def _launch_backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
     from weft.kernels.gpu import activation
 
-    return activation.backward(grad.contiguous(), x.contiguous(), kind)
+    return activation.backward(grad.contiguous(), x.contiguous(), kind, again)
 
 
 def _fake(x: Tensor, kind: str) -> Tensor:
@@ -54,14 +56,14 @@ def _setup(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     (x,) = ctx.saved_tensors
-    return activation_backward(grad, x, ctx.kind), None
+    return activation_backward(grad, x, ctx.kind, False)[0], None
 
 
 activation_backward = define(
-    "activation_backward(Tensor grad, Tensor x, str kind) -> Tensor",
+    "activation_backward(Tensor grad, Tensor x, str kind, bool again) -> (Tensor, Tensor)",
     plain_backward,
     _launch_backward,
-    lambda grad, x, kind: _fake(x, kind),
+    lambda grad, x, kind, again: (_fake(x, kind), _fake(x, kind) if again else None),
 )
 activation_forward = define(
     "activation(Tensor x, str kind) -> Tensor", plain_activation, _launch, _fake, _setup, _backward

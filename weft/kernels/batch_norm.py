@@ -89,10 +89,11 @@ batch_norm_statistics = define(
 # With a var, mean and var are fixed; without, `mean` is (2, C), mean and variance of this batch, which depend on x.
 
 
-def _plain(
+def plain_norm_act(
     x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
     residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
+    """The twin of the operator."""
     if var is None:
         mean, var = mean.unbind(0)
     wide = torch.promote_types(x.dtype, mean.dtype)
@@ -117,47 +118,52 @@ def _launch(
     return y
 
 
-def _gradients(x: Tensor, residual: Tensor | None, act: str) -> tuple[Tensor, Tensor | None]:
-    """Room for the gradients of x and, unless it is what comes in, of the residual."""
+def _gradients(
+    x: Tensor, residual: Tensor | None, act: str, again: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Room for the gradients of x and, unless it is what comes in, of the residual; and for y."""
     room = None if residual is None or act == "none" else residual.new_empty(residual.shape)
-    return x.new_empty(x.shape), room
+    return x.new_empty(x.shape), room, x.new_empty(x.shape, dtype=_output_dtype(x, residual)) if again else None
 
 
 def _plain_backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of x, weight, bias and residual, and y once more if it is wanted `again`."""
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
         leaves += [residual.detach().requires_grad_()] if residual is not None and act != "none" else []
         x, weight, bias, *rest = leaves
         if var is None:
             var, mean = torch.var_mean(x.to(mean.dtype), dim=(0, 1, 2), correction=0)
-        y = _plain(x, mean, var, weight, bias, rest[0] if rest else residual, keep, eps, act)
+        y = plain_norm_act(x, mean, var, weight, bias, rest[0] if rest else residual, keep, eps, act)
         found = torch.autograd.grad(y, leaves, grad.to(y.dtype))
-    return *found[:3], found[3] if rest else None
+    return *found[:3], found[3] if rest else None, y.detach() if again else None
 
 
 def _launch_backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     from weft.kernels.gpu import batch_norm
 
-    grad_x, grad_residual = _gradients(x, residual, act)
+    grad_x, grad_residual, y = _gradients(x, residual, act, again)
     if not x.numel():
-        return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual
+        return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual, y
     grad, x, residual = grad.contiguous(), x.contiguous(), None if residual is None else residual.contiguous()
-    parameters = batch_norm.backward(grad, x, mean, var, weight, bias, residual, keep, eps, act, grad_x, grad_residual)
-    return grad_x, *parameters, grad_residual
+    parameters = batch_norm.backward(
+        grad, x, mean, var, weight, bias, residual, keep, eps, act, grad_x, grad_residual, y
+    )
+    return grad_x, *parameters, grad_residual, y
 
 
 def _fake_backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    grad_x, grad_residual = _gradients(x, residual, act)
-    return grad_x, torch.empty_like(weight), torch.empty_like(weight), grad_residual
+    grad_x, grad_residual, y = _gradients(x, residual, act, again)
+    return grad_x, torch.empty_like(weight), torch.empty_like(weight), grad_residual, y
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -167,8 +173,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    found = batch_norm_act_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.act)
-    grad_x, grad_weight, grad_bias, grad_residual = found
+    found = batch_norm_act_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.act, False)
+    grad_x, grad_weight, grad_bias, grad_residual, _ = found
     if ctx.residual_dtype is None:
         grad_residual = None
     elif ctx.act == "none":
@@ -178,7 +184,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 batch_norm_act_backward = define(
     "batch_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor? var, Tensor weight, Tensor bias, "
-    "Tensor? residual, Tensor? keep, float eps, str act) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? residual, Tensor? keep, float eps, str act, bool again) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _plain_backward,
     _launch_backward,
     _fake_backward,
@@ -186,7 +192,7 @@ batch_norm_act_backward = define(
 batch_norm_act_forward = define(
     "batch_norm_act(Tensor x, Tensor mean, Tensor? var, Tensor weight, Tensor bias, Tensor? residual, Tensor? keep, "
     "float eps, str act) -> Tensor",
-    _plain,
+    plain_norm_act,
     _launch,
     lambda x, mean, var, weight, bias, residual, *_: x.new_empty(x.shape, dtype=_output_dtype(x, residual)),
     _setup,
@@ -262,7 +268,7 @@ def _inputs(size: int, channels: int, act: str, residual: bool, step: str, devic
     weight, bias = make(2, channels).unbind(0)
     keep = make(128) if act == "none" and residual else None
     inputs = (x, moments, None, weight, bias, other, keep, 1e-5, act)
-    return inputs if step == "" else (make(*maps, dtype=torch.bfloat16), *inputs)
+    return inputs if step == "" else (make(*maps, dtype=torch.bfloat16), *inputs, False)
 
 
 def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case:
@@ -270,7 +276,7 @@ def _case(size: int, channels: int, act: str, residual: bool, step: str) -> Case
     shape: dict[str, Any] = dict(rows=rows, channels=channels)
     passes = 1
     candidates = [dict(elements=elements, width=width, num_warps=warps) for elements, width, warps in TILES]
-    kernel, plain = batch_norm_act_forward, _plain
+    kernel, plain = batch_norm_act_forward, plain_norm_act
     if step == "_statistics":
         kernel, plain = batch_norm_statistics, _plain_statistics
     else:

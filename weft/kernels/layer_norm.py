@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.kernels.case import Case
+from weft.kernels.linear import make_again
 from weft.kernels.op import define
 from weft.kernels.switch import amp_dtype, usable
 
@@ -293,6 +294,16 @@ def _residual_norm(
     if y is not None:
         x, cls = total, None if cls is None else total_cls
     return x, cls, normed, None if cls is None else normed_cls
+
+
+def norm_again(normed: Tensor, x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> None:
+    """Lets a `Linear` make `normed`, the norm of x and cls that `residual_norm` or its sister gave, again."""
+    joined, dtype = normed.dim() == 3, normed.dtype
+
+    def make(x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+        return _residual_norm(x, cls, None, None, weight, bias, eps, dtype, joined)[2]
+
+    make_again(normed, make, x, cls, weight, bias)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

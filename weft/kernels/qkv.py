@@ -102,8 +102,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    bias, has_cls = ctx.saved_tensors[-1], ctx.cls_type is not None
-    grad_x, grad_cls, grad_weight, grad_bias = qkv_backward(*grads, *ctx.saved_tensors, has_cls, ctx.stride)
+    saved = ctx.saved_tensors  # checkpointing gives them once
+    bias, has_cls = saved[-1], ctx.cls_type is not None
+    grad_x, grad_cls, grad_weight, grad_bias = qkv_backward(*grads, *saved, has_cls, ctx.stride)
     return (
         grad_x,
         grad_cls.to(ctx.cls_type) if has_cls else None,

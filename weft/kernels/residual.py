@@ -61,7 +61,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     batch, height, width, channels = grad.shape
     has_cls = grad_cls is not None
-    shape = (batch, height * width + has_cls, channels) if joined else grad.shape
+    shape = (batch, height * width + int(has_cls), channels) if joined else grad.shape
     cls_shape = (batch, 1, channels) if has_cls and not joined else 0
     return grad.new_empty(shape, dtype=dtype), grad.new_empty(cls_shape, dtype=dtype)
 

@@ -23,7 +23,8 @@ from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive
-from weft.kernels.conv_norm import conv_norm, is_batch_norm, keep_factors
+from weft.kernels.conv_norm import conv_norm, convolve, is_batch_norm, keep_factors, norm_act
+from weft.kernels.norm_first import norm_conv
 from weft.kernels.watch import fusable
 from weft.models import _timm
 from weft.models._timm import GELU
@@ -105,11 +106,13 @@ FOLDED = nn.Identity()
 def run_unit(unit: Any, x: Tensor, layers: list[tuple[Any, Any]]) -> Tensor:
     """A unit whose convolutions take BatchNorm, GELU and, where no GELU stands between, the shortcut with them."""
     x = shortcut = to_nhwc(x)
-    for conv, norm in layers[:-1]:
-        norm, act = _norm_and_act(norm)
-        x = conv_norm(x, conv, norm, "none", act)
-    conv, last = layers[-1]
-    norm, act = _norm_and_act(last)
+    *firsts, (conv, norm, act) = [(conv, *_norm_and_act(norm)) for conv, norm in layers]
+    if len(firsts) == 2 and all(is_batch_norm(bn) and bn.training for _, bn, _ in firsts):  # the second is depth-wise
+        (expand, bn1, act1), (conv_dw, bn2, act2) = firsts
+        x = norm_act(norm_conv(convolve(x, expand), bn1, act1, conv_dw), bn2, act2)
+    else:
+        for first, bn, act1 in firsts:
+            x = conv_norm(x, first, bn, "none", act1)
     if not unit.has_skip:
         x = conv_norm(x, conv, norm, "none", act)
     elif act == "none":

@@ -27,7 +27,10 @@ from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.kernels.conv_norm import norm_act
+from weft.kernels.norm_first import norm_conv, norm_linears
 from weft.kernels.residual import add_branch
+from weft.kernels.watch import fusable
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
     Attention,
@@ -111,9 +114,19 @@ class LeFF(nn.Module):
         if self.dwconv is None:
             tokens = join(cls, x).unsqueeze(2)  # (B, 1 + H*W, 1, C), a map one token wide
             return part(self.linear2(self.linear1(tokens)).squeeze(2), x, cls)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
+            if self.training and self.dwconv.act_in == "none" and fusable(x, self):
+                return self.forward_training(x, self.dwconv), cls
         x = self.linear1(x)  # eq. 6: (B, H, W, e C)
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
         return self.linear2(x), cls  # eq. 10: (B, H, W, C)
+
+    def forward_training(self, x: Tensor, dwconv: ConvNorm) -> Tensor:
+        """The same without keeping what BatchNorm and GELU give, two of the four maps of width e C."""
+        first, last = self.linear1, self.linear2
+        x = norm_conv(first.linear(x), first.bn, first.act, dwconv.conv)
+        (x,) = norm_linears((x,), (dwconv.bn,), dwconv.act, (last.linear,))
+        return norm_act(x, last.bn, last.act)
 
     def fuse(self) -> None:
         """Hands the GELU of eq. 6 to the convolution, which applies it to what it reads."""
@@ -141,8 +154,9 @@ class Block(nn.Module):
             x, new_cls = add_branch(x, cls, y, None, self.drop_path(x))
             z, z_cls = self.norm2(x), self.norm2(present(new_cls))
         else:  # not compiled by TorchScript
-            _, _, z = norm_tokens(self.norm1, x, cls)
-            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, self.attn(z), self.drop_path(x))
+            _, _, z = norm_tokens(self.norm1, x, cls, again=True)
+            y = self.attn(z)
+            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, y, self.drop_path(x), again=True)
         y, y_cls = self.leff(z, present(z_cls))
         x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
         return x, present(new_cls)

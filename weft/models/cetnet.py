@@ -33,8 +33,9 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.kernels.conv_norm import conv_qkv, fit_together
+from weft.kernels.conv_norm import fit_together
 from weft.kernels.linear import Linear, linears
+from weft.kernels.norm_first import qkv_linears
 from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
@@ -98,12 +99,11 @@ class LEWinAttention(nn.Module):
         if torch.jit.is_scripting():
             return self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
         else:  # not compiled by TorchScript
-            maps = [x, x, x]
-            if self.has_convs and usable(x) and fit_together(self.conv_q, self.conv_k, self.conv_v):
-                maps = [y.view(x.shape) for y in conv_qkv(x, None, self.conv_q, self.conv_k, self.conv_v)]
-            elif self.has_convs:
-                maps = [self.conv_q(x), self.conv_k(x), self.conv_v(x)]
-            q, k, v = linears(maps, (self.q, self.k, self.v))
+            branches, layers = (self.conv_q, self.conv_k, self.conv_v), (self.q, self.k, self.v)
+            if self.has_convs and usable(x) and fit_together(*branches):
+                q, k, v = qkv_linears(x, branches, layers)
+            else:
+                q, k, v = linears([conv(x) for conv in branches], layers)
             return q, k, v
 
 

@@ -18,7 +18,7 @@ from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 from weft.errors import WeftError, check_positive
 from weft.kernels.activation import activation, plain_activation
 from weft.kernels.conv_norm import conv_norm, convolve, norm_act
-from weft.kernels.layer_norm import layer_norm, residual_norm, residual_norm_apart
+from weft.kernels.layer_norm import layer_norm, norm_again, residual_norm, residual_norm_apart
 from weft.kernels.linear import Linear, mlp, trains
 from weft.kernels.pool import max_pool
 from weft.kernels.residual import add_branch
@@ -180,22 +180,33 @@ class LayerNorm(nn.LayerNorm):
 
 
 def norm_tokens(
-    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None
-) -> tuple[Tensor, Optional[Tensor], Tensor]:
-    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens."""
+    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None,
+    again: bool = False,
+) -> tuple[Tensor, Optional[Tensor], Tensor]:  # fmt: skip
+    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens.
+
+    `again`: a linear layer that gets the tokens does not keep them, but makes them again for its gradient.
+    """
     if bare(norm, types=(LayerNorm,)) and usable(x):
-        return residual_norm(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+        x, cls, tokens = residual_norm(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+        if again and trains(tokens):
+            norm_again(tokens, x, cls, norm.weight, norm.bias, norm.eps)
+        return x, cls, tokens
     if y is not None:
         x, cls = add_branch(x, cls, y, None, keep)
     return x, cls, norm(join(cls, x))
 
 
 def norm_apart(
-    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None
-) -> tuple[Tensor, Optional[Tensor], Tensor, Optional[Tensor]]:
+    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None,
+    again: bool = False,
+) -> tuple[Tensor, Optional[Tensor], Tensor, Optional[Tensor]]:  # fmt: skip
     """`norm_tokens` that gives the norm as a map and a class token."""
     if bare(norm, types=(LayerNorm,)) and usable(x):
-        return residual_norm_apart(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+        x, cls, normed, normed_cls = residual_norm_apart(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
+        if again and trains(normed):
+            norm_again(normed, x, None, norm.weight, norm.bias, norm.eps)
+        return x, cls, normed, normed_cls
     if y is not None:
         x, cls = add_branch(x, cls, y, None, keep)
     return x, cls, norm(x), norm(cls) if cls is not None else None

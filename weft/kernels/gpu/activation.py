@@ -22,12 +22,14 @@ def _forward(x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(grad, x, grad_x, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(grad, x, grad_x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     upstream = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(grad_x + at, upstream * slope(value, KIND), mask=inside)
+    if y is not None:
+        tl.store(y + at, activate(value, KIND), mask=inside)
 
 
 def forward(x: Tensor, kind: str) -> Tensor:
@@ -37,8 +39,9 @@ def forward(x: Tensor, kind: str) -> Tensor:
     return y
 
 
-def backward(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+def backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
     grad_x, size = torch.empty_like(x), x.numel()
+    y = torch.empty_like(x) if again else None
     if size:
-        launch(_backward, (cdiv(size, BLOCK),), grad, x, grad_x, size, KINDS[kind], BLOCK, num_warps=4)
-    return grad_x
+        launch(_backward, (cdiv(size, BLOCK),), grad, x, grad_x, y, size, KINDS[kind], BLOCK, num_warps=4)
+    return grad_x, y

@@ -133,11 +133,14 @@ def _apply(
 
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _reduce(
-    grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial, rows, positions, eps,
-    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
+    grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial, rows, positions, eps,
+    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, AGAIN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's."""
+    """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's.
+
+    AGAIN: and y, as `_apply` makes it, since all that it takes is at hand.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
@@ -152,12 +155,15 @@ def _reduce(
         upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
-        if ACT:
+        if ACT or AGAIN:
             value = unit * gamma + beta
             if HAS_KEEP:
                 value *= factor
             if HAS_RESIDUAL:
                 value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
+        if AGAIN:
+            tl.store(y + start + tile, activate(value, ACT), mask=mask)
+        if ACT:
             upstream *= slope(value, ACT)
             if HAS_RESIDUAL:
                 tl.store(grad_residual + start + tile, upstream, mask=mask)
@@ -257,8 +263,9 @@ def apply(
 def backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
     residual: Tensor | None, keep: Tensor | None, eps: float, act: str, grad_x: Tensor, grad_residual: Tensor | None,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills the gradients of x and, behind an activation, of the residual; returns those of weight and bias."""
+    """Fills the gradients of x and, behind an activation, of the residual, and y; returns those of weight and bias."""
     channels = x.shape[-1]
     rows, has_residual = x.numel() // channels, residual is not None
     shape = dict(rows=rows, channels=channels, residual=has_residual)
@@ -269,9 +276,9 @@ def backward(
     partial = torch.empty(programs, 2, channels, device=x.device)
     kind, positions = KINDS[act], rows // x.shape[0]
     launch(
-        _reduce, (programs, blocks), grad, x, mean, var, weight, bias, residual, keep, grad_residual, partial,
-        rows, positions, eps, channels, has_residual, keep is not None, kind, tile, width, chosen["stages"],
-        num_warps=warps,
+        _reduce, (programs, blocks), grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial,
+        rows, positions, eps, channels, has_residual, keep is not None, kind, y is not None, tile, width,
+        chosen["stages"], num_warps=warps,
     )  # fmt: skip
     grad_weight, grad_bias = sum_lines(partial, weight)
     if grad_residual is not None:  # which has the slope of the activation in it

@@ -52,22 +52,61 @@ def load_filter(weight, bias, scale, shift, channel, C: tl.constexpr, K: tl.cons
 
 
 @triton.jit
+def load_norm(moments, gamma, beta, eps, channel, C: tl.constexpr):
+    """A BatchNorm of each channel: what is taken off, what the rest is multiplied by, what is added then."""
+    if moments is None:
+        nothing = tl.zeros(channel.shape, tl.float32)
+        return nothing, nothing, nothing
+    else:
+        rstd = tl.rsqrt(load_channels(moments + C, channel, C, 0.0) + eps)
+        centre, shift = load_channels(moments, channel, C, 0.0), load_channels(beta, channel, C, 0.0)
+        return centre, rstd * load_channels(gamma, channel, C, 0.0), shift
+
+
+@triton.jit
+def channels_at(
+    row, col, H, W, C: tl.constexpr, c: tl.constexpr, BEFORE: tl.constexpr, LAST: tl.constexpr
+):  # fmt: skip
+    """How many channels there are in column col + c of a row: C, and outside of the picture none."""
+    here = tl.where((row >= 0) & (row < H), C, 0)
+    if c < BEFORE:
+        here = tl.where(col + c >= 0, here, 0)
+    if c >= LAST:
+        here = tl.where(col + c < W, here, 0)
+    return here
+
+
+@triton.jit
 def load_row(x, row, col, H, W, channel, C: tl.constexpr, N: tl.constexpr, BEFORE: tl.constexpr, LAST: tl.constexpr):
     """Columns col .. col + N - 1 of a row of an (H, W, C) picture, zeros outside of it.
 
     The first BEFORE columns may lie left of the picture, those from LAST on right of it.
     """
     at = (row * W + col).to(tl.int64) * C + channel
-    limit = tl.where((row >= 0) & (row < H), C, 0)  # how many channels there are
     values = ()
     for c in tl.static_range(N):
-        here = limit
-        if c < BEFORE:
-            here = tl.where(col + c >= 0, here, 0)
-        if c >= LAST:
-            here = tl.where(col + c < W, here, 0)
-        values = values + (tl.load(x + at + c * C, mask=channel < here, other=0.0).to(tl.float32),)
+        inside = channel < channels_at(row, col, H, W, C, c, BEFORE, LAST)
+        values = values + (tl.load(x + at + c * C, mask=inside, other=0.0).to(tl.float32),)
     return values
+
+
+@triton.jit
+def load_active(
+    x, norm, row, col, H, W, channel, C: tl.constexpr, N: tl.constexpr, BEFORE: tl.constexpr, LAST: tl.constexpr,
+    NORM: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """`load_row` with a norm, rounded as if it had been stored, and an activation; what lies outside stays zero."""
+    values = load_row(x, row, col, H, W, channel, C, N, BEFORE, LAST)
+    active = ()
+    for c in tl.static_range(N):
+        value = values[c]
+        if NORM:
+            value = activate((value - norm[0]) * norm[1] + norm[2], ACT).to(x.dtype.element_ty).to(tl.float32)
+            value = tl.where(channel < channels_at(row, col, H, W, C, c, BEFORE, LAST), value, 0.0)
+        else:
+            value = activate(value, ACT)
+        active = active + (value,)
+    return active
 
 
 @triton.jit
@@ -136,26 +175,18 @@ def store_sums(partials, sums, channel, C: tl.constexpr, N: tl.constexpr):
         tl.store(partials + t * C + channel, sums[t], mask=channel < C)
 
 
-@triton.jit
-def activate_all(values, KIND: tl.constexpr, N: tl.constexpr):
-    """The activation of each; that of the zeros around the picture is zero."""
-    activated = ()
-    for i in tl.static_range(N):
-        activated = activated + (activate(values[i], KIND),)
-    return activated
-
-
 @triton.jit(do_not_specialize=SIZES)
 def _forward(
-    x, weight, bias, scale, shift, y, H, W, out_H, out_W, x_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, ACT_IN: tl.constexpr, ACT: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr,
+    x, moments, gamma, beta, eps, weight, bias, scale, shift, y, H, W, out_H, out_W, x_batch,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, ACT_IN: tl.constexpr,
+    ACT: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
     x += picture * x_batch
     y += picture * out_H * out_W * C
     taps, offset = load_filter(weight, bias, scale, shift, channel, C, K)
+    norm = load_norm(moments, gamma, beta, eps, channel, C)
 
     PAD: tl.constexpr = K // 2
     BEFORE: tl.constexpr = 0 if WIDE else PAD  # columns in front of the tile
@@ -164,30 +195,32 @@ def _forward(
     left = col * STRIDE - BEFORE
     window = ()
     for i in tl.static_range(K - STRIDE):
-        above = load_row(x, first * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-        window = window + (activate_all(above, ACT_IN, N),)
+        above = first * STRIDE - PAD + i
+        window = window + (load_active(x, norm, above, left, H, W, channel, C, N, BEFORE, LAST, NORM, ACT_IN),)
     for start in range(0, ROWS, UNROLL):
         for step in tl.static_range(UNROLL):
             row = first + start + step
             for i in tl.static_range(K - STRIDE, K):
-                below = load_row(x, row * STRIDE - PAD + i, left, H, W, channel, C, N, BEFORE, LAST)
-                window = window + (activate_all(below, ACT_IN, N),)
-            at = (row * out_W + col).to(tl.int64) * C + channel
+                below = row * STRIDE - PAD + i
+                window = window + (load_active(x, norm, below, left, H, W, channel, C, N, BEFORE, LAST, NORM, ACT_IN),)
+            out = y + (row * out_W + col).to(tl.int64) * C + channel
             for c in tl.static_range(COLS):
                 value = activate(correlate(window, taps, offset, 0, c * STRIDE - PAD + BEFORE, N, K), ACT)
                 limit = C if EVEN else tl.where((row < out_H) & (col + c < out_W), C, 0)
-                tl.store(y + at + c * C, value, mask=channel < limit)
+                tl.store(out + c * C, value, mask=channel < limit)
             window = window[STRIDE:]
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _backward(
-    grad, x, weight, grad_x, partials, H, W, out_H, out_W, grad_batch, x_batch,
-    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    grad, x, moments, gamma, beta, eps, weight, grad_x, partials, H, W, out_H, out_W, grad_batch, x_batch,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, ACT_IN: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and the program's share of those of weight and bias: (programs, K * K + BIAS, C).
 
+    Behind a norm or an activation that of x is the gradient of what these give, which is made again from x.
     A tile is ROWS x COLS outputs and the STRIDE times as many inputs in each direction that lie at them.
     """
     channel, col, first, picture = tile(tl.program_id(0), out_H, out_W, C, ROWS, COLS, BLOCK_C)
@@ -195,6 +228,7 @@ def _backward(
     x += picture * x_batch
     grad_x += picture * H * W * C
     taps, none = load_filter(weight, None, None, None, channel, C, K)
+    norm = load_norm(moments, gamma, beta, eps, channel, C)
 
     ABOVE: tl.constexpr = K // 2 // STRIDE  # rows of the gradient around the tile
     BELOW: tl.constexpr = (K // 2 + STRIDE - 1) // STRIDE
@@ -214,7 +248,8 @@ def _backward(
             window = window + (load_row(grad, row + BELOW, col - BEFORE, out_H, out_W, channel, C, N, BEFORE, LAST),)
             for top in tl.static_range(STRIDE):
                 row_x = row * STRIDE + top
-                values = load_row(x, row_x, col * STRIDE, H, W, channel, C, COLS_X, 0, LAST_X)
+                left = col * STRIDE
+                values = load_active(x, norm, row_x, left, H, W, channel, C, COLS_X, 0, LAST_X, NORM, ACT_IN)
                 at = (row_x * W + col * STRIDE).to(tl.int64) * C + channel
                 for c in tl.static_range(COLS_X):
                     value = input_grad(none, window, taps, top, c, BEFORE, N, K, STRIDE)
@@ -270,6 +305,8 @@ def add_shares(partials: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> None
 
 
 Tiles = tuple[bool, bool, int, int, int, int]  # EVEN, WIDE, ROWS, COLS, BLOCK_C, UNROLL
+Norm = tuple[Tensor | None, Tensor | None, Tensor | None, float]
+NO_NORM: Norm = (None, None, None, 0.0)
 
 
 def tiles(
@@ -302,7 +339,9 @@ def forward(
     stride: int,
     act_in: str,
     act: str,
+    norm: Norm = NO_NORM,
 ) -> Tensor:
+    """`norm`, in front of `act_in`: a BatchNorm's (2, C) mean and variance, weight, bias and epsilon."""
     batch, height, width, channels = x.shape
     kernel, x = weight.shape[-1], in_place(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
@@ -310,15 +349,23 @@ def forward(
     cut, count, blocks, warps = tiles("depthwise", x, kernel, stride, active=act_in != "none" or act != "none")
     if y.numel():
         launch(
-            _forward, (count * blocks,), x, weight, bias, scale, shift, y, height, width, rows, cols, x.stride(0),
-            channels, kernel, stride, KINDS[act_in], KINDS[act], *cut, num_warps=warps,
+            _forward, (count * blocks,), x, *norm, weight, bias, scale, shift, y, height, width, rows, cols,
+            x.stride(0), channels, kernel, stride, norm[0] is not None, KINDS[act_in], KINDS[act], *cut,
+            num_warps=warps,
         )  # fmt: skip
     return y
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    act_in: str = "none",
+    norm: Norm = NO_NORM,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of act_in(norm(x)), weight and bias."""
     _, height, width, channels = x.shape
     kernel, x, grad = weight.shape[-1], in_place(x), in_place(grad)
     rows, cols = grad.shape[1:3]
@@ -328,8 +375,9 @@ def backward(
     partials = x.new_empty(shares, 1, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
         launch(
-            _backward, (shares * blocks,), grad, x, weight, grad_x, partials, height, width, rows, cols,
-            grad.stride(0), x.stride(0), channels, kernel, stride, has_bias, *cut, num_warps=warps,
+            _backward, (shares * blocks,), grad, x, *norm, weight, grad_x, partials, height, width, rows, cols,
+            grad.stride(0), x.stride(0), channels, kernel, stride, norm[0] is not None, KINDS[act_in], has_bias, *cut,
+            num_warps=warps,
         )  # fmt: skip
     grad_weight, grad_bias = torch.empty_like(weight), x.new_empty(0) if bias is None else torch.empty_like(bias)
     add_shares(partials, grad_weight, grad_bias)

@@ -10,6 +10,7 @@ from weft.kernels.switch import interpreted
 MOST = 10_000  # kernels that are remembered; more mean that sizes differ at every call
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+rehearsing = False  # kernels are compiled and not launched, see `weft.kernels.ahead`
 _device, _stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
 
@@ -27,7 +28,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: int) -> No
         *[(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in args],
     )
     found = _compiled.get(key)
-    if found is None:
+    if rehearsing:
+        if found is None:
+            kernel.warmup(*args, grid=grid, **options)
+    elif found is None:
         if len(_compiled) >= MOST:
             _compiled.clear()
         found = _compiled[key] = kernel[grid](*args, **options)

@@ -1,0 +1,111 @@
+"""Kernels compiled before they are needed: all that a pass launches, none of them launched, nothing else changed."""
+
+import pytest
+import torch
+
+from tests.small_runs import differences, make_pictures, tiny_run
+from weft.engine import fit_machine
+from weft.kernels import ahead
+
+launch = pytest.importorskip("weft.kernels.gpu.launch", reason="needs Triton")
+
+
+class Kernel:
+    """What Triton makes of a kernel, without a GPU."""
+
+    def __init__(self):
+        self.warmed, self.launched = [], []
+        self.run = lambda *args: self.launched.append(args[-1])
+        self.function = self.packed_metadata = None
+
+    def warmup(self, *args, grid, **options):
+        self.warmed.append((args, grid, options))
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: (self.launched.append(args[-1]), self)[1]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """A GPU, as far as launching asks for one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in (ahead, launch):
+        monkeypatch.setattr(module, "interpreted", lambda: False)
+    monkeypatch.setattr(ahead, "has_triton", lambda: True)
+    monkeypatch.setattr(launch, "_device", lambda: 0)
+    monkeypatch.setattr(launch, "_stream", lambda device: 0)
+    monkeypatch.setattr(launch, "_compiled", {})
+
+
+def test_rehearsed_kernels_are_compiled_and_not_launched(with_gpu):
+    kernel = Kernel()
+    ahead.compile_ahead(lambda: launch.launch(kernel, (3,), 5, num_warps=2))
+    assert kernel.warmed == [((5,), (3,), {"num_warps": 2})]
+    assert not kernel.launched
+    for _ in range(2):  # asked from Triton, then remembered
+        launch.launch(kernel, (3,), 5, num_warps=2)
+    assert kernel.launched == [5, 5]
+    ahead.compile_ahead(lambda: launch.launch(kernel, (3,), 5, num_warps=2))
+    assert (len(kernel.warmed), len(kernel.launched)) == (1, 2)
+
+
+def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
+    from triton.runtime import _async_compile
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(_async_compile.active_mode.get())
+            return 2 * grad
+
+    seen = []
+    ahead.compile_ahead(lambda: Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward())
+    assert len(seen) == 1
+    assert seen[0] is not None
+
+
+def test_failed_rehearsal_ends_rehearsing(with_gpu):
+    with pytest.raises(ZeroDivisionError):
+        ahead.compile_ahead(lambda: 1 / 0)
+    kernel = Kernel()
+    launch.launch(kernel, (1,), 1)
+    assert kernel.launched == [1]
+
+
+def test_nothing_is_rehearsed_without_a_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ahead.compile_ahead(lambda: pytest.fail("rehearsed"))
+
+
+@pytest.mark.parametrize("memory", ["enough", "short"])
+def test_rehearsal_changes_nothing_of_the_run(monkeypatch, tmp_path, memory):
+    """Passes that compute nonsense leave weights, statistics, averages and random numbers as they were."""
+    pictures = make_pictures(tmp_path / "pictures")
+    settings = dict(run__ema=0.9)
+    tiny_run(pictures, tmp_path / "plain", **settings)
+    passes = []
+
+    def spoil(rehearse, workers):
+        forward = trainers[-1].forward
+
+        def nonsense(x):
+            passes.append(len(x))
+            if memory == "short":
+                raise torch.OutOfMemoryError("out of memory")
+            return forward(x) * float("nan")
+
+        trainers[-1].forward = nonsense
+        rehearse()
+        trainers[-1].forward = forward
+
+    trainers = []
+    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: trainers.append(trainer) or True)
+    monkeypatch.setattr(fit_machine, "compile_ahead", spoil)
+    tiny_run(pictures, tmp_path / "rehearsed", **settings)
+    assert passes
+    assert not differences(tmp_path / "plain", tmp_path / "rehearsed")
