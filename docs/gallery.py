@@ -86,7 +86,7 @@ def look(runs: Sequence[Path], count: int, foreground: Sequence[str]) -> tuple[l
         found = [explain(subject, some, masks=masks) for subject in subjects]
     for explanation in found:
         explanation.views = explanation.views[:: max(1, len(explanation.views) // SHOWN)][:SHOWN]
-    return found, similarity_between(subjects[:2], some) if len(subjects) > 1 else None
+    return found, similarity_between(found[:2], some) if len(found) > 1 else None
 
 
 def _named(subject: Subject, run: Path, runs: Sequence[Path]) -> Subject:

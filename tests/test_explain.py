@@ -1,7 +1,9 @@
 """`weft explain`: what it writes, for every task, and what it says where something is wrong."""
 
 import json
+import math
 import re
+import weakref
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -9,15 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import weft
 from docs import gallery
 from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
+from weft.analysis import AttentionNumbers, Measure
 from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.analysis.explain import explain, label_of, read_pictures
+from weft.analysis.explain import Explanation, explain, label_of, read_pictures
 from weft.analysis.figures import write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
-from weft.explaining import find_masks, open_subject
+from weft.data.transforms import Preprocessing
+from weft.explaining import explain_subjects, find_masks, open_subject, told_apart
 from weft.pictures import Found
 
 
@@ -66,6 +71,7 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
     assert np.shape(ours["shown"][0]["grad_cam"]["stages.2.embed"]) == (3, 3)
     area = 12**2 / 24**2  # of the masks, which even attention hits
     assert ours["attention"][0]["foreground"]["uniform"] == pytest.approx(area, abs=0.02)
+    assert ours["attention"][0]["contrast"]["uniform"] == 1
     assert {row["kind"] for row in ours["robustness"]} == {"scale", "shift"}
     assert content["similarity_between"]["rows"] != content["similarity_between"]["columns"]
 
@@ -164,18 +170,158 @@ def test_a_name_is_a_model_with_random_weights(pictures):
     assert all(title(exhibit) and reading(exhibit).count(".") >= 2 for exhibit in found)
 
 
+class Plain(nn.Module):
+    """A classifier that says nothing about its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean(dim=(2, 3))
+
+
+def test_what_a_model_does_not_offer_becomes_a_note(run, pictures):
+    subject = replace(open_subject(str(run), "cpu"), model=Plain().eval())
+    explanation = explain(subject, Found(str(pictures)))
+    assert explanation.robustness
+    assert (explanation.layers, explanation.fields, explanation.similarity) == ([], [], None)
+    assert sum("Plain does not say which of its layers give maps" in note for note in explanation.notes) == 1
+    assert [exhibit.kind for exhibit in exhibits([explanation])] == ["scale", "shift"]
+
+
+def test_layers_with_one_key_have_no_relative_entropy(run):
+    """PVT at 32 pixels reduces the keys of a stage to one; its entropy is 0, and so is that of even attention."""
+    keys = {"one": Measure([0.0, 0.0], 0.0), "nine": Measure([1.0, 2.0], math.log(9))}
+    rows = [AttentionNumbers(name, "map", 1, entropy, None, None, None) for name, entropy in keys.items()]
+    (lines,) = exhibits([Explanation(open_subject(str(run), "cpu"), [], attention=rows)])
+    assert isinstance(lines, Lines)
+    assert lines.labels == [("cvt_nano", ["nine"])]
+    assert lines.curves[0].ys == pytest.approx([1.5 / math.log(9)])
+
+
+def test_one_batch_at_a_time_is_on_the_device(run, pictures, monkeypatch):
+    for name, value in {"BATCH": 4, "FIELD_PICTURES": 4}.items():
+        monkeypatch.setattr(f"weft.analysis.explain.{name}", value)
+    made, most = [], []
+
+    def normalise(self, x, as_always=Preprocessing.normalise):
+        most.append(sum(ref() is not None for ref in made))
+        made.append(weakref.ref(y := as_always(self, x)))
+        return y
+
+    monkeypatch.setattr(Preprocessing, "normalise", normalise)
+    explain(open_subject(str(run), "cpu"), Found(str(pictures)))
+    assert len(most) > 9
+    assert max(most) <= 1  # the one before, which a loop still names
+
+
+def test_a_picture_of_another_size_leaves_the_similarity_to_the_others(tmp_path):
+    data = make_squares(tmp_path / "data", "masks", count=6)
+    tiny_run(data, tmp_path / "run", **dense("fpn", epochs=1))
+    Image.new("RGB", (40, 72)).save(tmp_path / "odd.png")
+    files = [tmp_path / "odd.png", *sorted((data / "images").iterdir())]
+    (explanation,) = weft.load(tmp_path / "run", "cpu").explain(files).explanations
+    assert explanation.similarity is not None
+    assert explanation.similarity.n == 6
+
+
+def test_models_that_see_differently_are_not_compared_and_say_so(run, pictures):
+    one = open_subject(str(run), "cpu")
+    other = replace(one, name="other", preprocessing=replace(one.preprocessing, crop_pct=0.5))
+    explained = explain_subjects([one, other], str(pictures))
+    assert explained.cross is None
+    assert "Its layers are not compared with those of cvt_nano" in explained.explanations[1].notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["runs/a/model", "runs/b/model"], ["m (a/model)", "m (b/model)", "other"]),
+        (["runs/a", "runs/b"], ["m (a)", "m (b)", "other"]),
+        (["x/y/model", "model"], ["m (y/model)", "m (HERE/model)", "other"]),
+    ],
+)
+def test_models_of_one_name_are_told_apart_by_their_places(places, names, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    subject = open_subject(str(run), "cpu")
+    subjects = [replace(subject, name="m"), replace(subject, name="m"), replace(subject, name="other")]
+    found = [one.name for one in told_apart(subjects, [*places, "elsewhere/model"])]
+    assert found == [name.replace("HERE", tmp_path.name) for name in names]
+
+
+# Masks --------------------------------------------------------------------------------------------------------------
+
+
+def save_masks(folder, **values):
+    """Masks of one value each, by path without ending."""
+    for path, value in values.items():
+        file = folder / f"{path}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((24, 24), value, np.uint8)).save(file)
+
+
 def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_path):
     subject = open_subject(str(run), "cpu")
     (tmp_path / "deep").mkdir()
     left = np.zeros((24, 24), np.uint8)
     left[:, :12] = 7
     Image.fromarray(left).save(tmp_path / "deep" / "0.png")
-    bad = []
-    (read,) = read_pictures(Found(str(pictures / "class 0")), subject, find_masks(tmp_path), bad)
+    bad, found = [], Found(str(pictures / "class 0"))
+    (read,) = read_pictures(found, subject, find_masks(tmp_path, found.names), bad)
     assert read.masks is not None
     assert read.masks[0].float().mean() == pytest.approx(0.5, abs=0.03)
     assert not read.masks[0, :, -1].any()
     assert [why for _, why in bad] == ["has no mask of the same name"] * 3
+
+
+def test_masks_of_equal_names_belong_to_their_folders(run, pictures, tmp_path):
+    """Classes number their pictures each from 0 on."""
+    save_masks(tmp_path, **{f"{kind}/0": value for kind, value in (("class 0", 255), ("class 1", 0))})
+    found, subject = Found([str(pictures / f"class {i}" / "0.png") for i in range(3)]), open_subject(str(run), "cpu")
+    masks, bad = find_masks(tmp_path, found.names), []
+    (read,) = read_pictures(found, subject, masks, bad)
+    assert read.masks is not None
+    assert read.masks.float().mean(dim=(1, 2)).tolist() == [1, 0]
+    assert [why for _, why in bad] == ["has no mask of the same name"]  # that of another class is none
+
+
+@pytest.mark.parametrize(
+    ("masks", "names", "words"),
+    [
+        (["a/0", "b/0"], ["0.jpg"], r"0\.jpg may have the mask .*a.0\.png or .*b.0\.png; put the masks into folders"),
+        (["0"], ["x/a/0.jpg", "x/b/0.jpg"], r"The mask .*0\.png may be that of x/a/0\.jpg or x/b/0\.jpg; put the"),
+    ],
+)
+def test_masks_of_unknown_pictures_are_refused(masks, names, words, tmp_path):
+    save_masks(tmp_path, **dict.fromkeys(masks, 1))
+    with pytest.raises(weft.WeftError, match=words):
+        find_masks(tmp_path, names)
+
+
+@pytest.mark.parametrize("kind", ["palette", "colours"])
+def test_what_is_not_0_in_a_mask_is_foreground_whatever_its_colours(kind, run, tmp_path):
+    values = np.zeros((24, 24), np.uint8)
+    values[:12, :12] = 1
+    if kind == "palette":
+        mask = Image.fromarray(values, "P")
+        mask.putpalette([255, 255, 255, 0, 0, 0])  # 0 is white, 1 is black
+    else:
+        mask = Image.fromarray(values[..., None] * np.array([0, 0, 1], np.uint8))  # a blue that is nearly black
+    mask.save(tmp_path / "x.png")
+    Image.new("RGB", (24, 24)).save(tmp_path / "x.jpg")
+    subject = open_subject(str(run), "cpu")
+    subject = replace(subject, preprocessing=replace(subject.preprocessing, crop_pct=1.0))
+    (read,) = read_pictures(Found(str(tmp_path / "x.jpg")), subject, {str(tmp_path / "x.jpg"): tmp_path / "x.png"}, [])
+    assert read.masks is not None
+    assert read.masks.float().mean().item() == 0.25
+
+
+def test_masks_without_foreground_get_a_note(run, pictures, tmp_path):
+    save_masks(tmp_path, **dict.fromkeys("0123", 0))
+    explained = explain_subjects([open_subject(str(run), "cpu")], str(pictures / "class 0"), masks=tmp_path)
+    assert "The masks have no foreground to compare with." in explained.explanations[0].notes
+    assert "foreground" not in {exhibit.kind for exhibit in explained.exhibits()}
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ READING = {
     ),
     "foreground": (
         "Attention on the foreground",
-        "Attention on a pixel of the foreground, on average, divided by that on any pixel; the masks say what is"
-        " foreground. Above 1 the layer prefers the objects, at 1 it does not know them.",
+        "Attention on a pixel of the foreground, on average, divided by that on a pixel of the background, as the masks"
+        " have them. Above 1 the layer prefers the objects, at 1 it does not know them.",
     ),
     "similarity": (
         "Similarity of layers (CKA)",
@@ -237,7 +237,7 @@ def _fields(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         panels = []
         for field in explanation.fields:
             sides = [field.side(part) for part in INSIDE]
-            painted = squares(heat(np.sqrt(field.values)), field.values.shape, field.centre, sides)
+            painted = squares(heat(field.values), field.values.shape, field.centre, sides)
             panels.append(Panel(painted, f"{field.layer}\n{sides[0]:.0f} and {sides[1]:.0f} pixels"))
         if panels:
             rows.append((explanation.subject.name, panels))
@@ -262,10 +262,14 @@ def _attention(explanations: Sequence[Explanation]) -> Iterator[Lines]:
     """The numbers of each layer of attention on the map; the first layer is 1."""
     yield from _layer_lines(explanations, "distance", "pixels", lambda row: row.distance)
     yield from _layer_lines(explanations, "local-ratio", "part in 3 x 3", lambda row: row.local_ratio, floor=True)
-    yield from _layer_lines(explanations, "entropy", "of even attention", lambda row: row.entropy, relative=True)
-    yield from _layer_lines(
-        explanations, "foreground", "times even attention", lambda row: row.foreground, relative=True
-    )
+    yield from _layer_lines(explanations, "entropy", "of even attention", _relative_entropy)
+    yield from _layer_lines(explanations, "foreground", "times the background", lambda row: row.contrast)
+
+
+def _relative_entropy(row: AttentionNumbers) -> Measure | None:
+    """In units of what even attention has; None where there is one key, which leaves nothing to choose."""
+    even = row.entropy.uniform
+    return Measure([value / even for value in row.entropy.heads], 1.0) if even else None
 
 
 def _layer_lines(
@@ -273,18 +277,16 @@ def _layer_lines(
     kind: str,
     y_name: str,
     measure: Callable[[AttentionNumbers], Measure | None],
-    relative: bool = False,
     floor: bool = False,
 ) -> Iterator[Lines]:
-    """`relative`: in units of what even attention has; `floor`: that is drawn as well."""
+    """`floor`: what even attention has is drawn as well."""
     curves, labels = [], []
     for explanation in explanations:
         rows = [row for row in explanation.attention if row.kind in ("map", "tokenizer") and measure(row) is not None]
         found = [m for row in rows if (m := measure(row)) is not None]
-        spread = [[value / (m.uniform if relative else 1.0) for value in m.heads] for m in found]
         xs = [float(i + 1) for i in range(len(rows))]
         if rows:
-            curves.append(Curve(explanation.subject.name, xs, [float(np.mean(s)) for s in spread], spread))
+            curves.append(Curve(explanation.subject.name, xs, [m.mean for m in found], [m.heads for m in found]))
             labels.append((explanation.subject.name, [row.name for row in rows]))
         if rows and floor:
             name = f"{explanation.subject.name}, even attention"

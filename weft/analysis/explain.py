@@ -6,8 +6,8 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ from weft.analysis.saliency import grad_cam
 from weft.analysis.similarity import FEWEST
 from weft.analysis.tokens import TokenMaps, token_maps
 from weft.data.findings import many
-from weft.data.read import BadPicture
+from weft.data.mask_values import read_raw, upright
+from weft.data.read import BadPicture, header
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 
@@ -44,6 +45,7 @@ CLOSELY = 3  # of these, pictures whose heads and tokens are drawn
 SHOWN_LAYERS = 3  # attention layers whose heads are drawn
 FIELD_PICTURES = 16  # that the receptive field is averaged over
 
+T = TypeVar("T")
 Progress = Callable[[int, int, str], None]  # steps done, of how many, and what part of the work it was
 
 
@@ -62,6 +64,10 @@ class Subject:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def see(self, pictures: Tensor) -> Tensor:
+        """(B, C, h, w) of `Read` as the model takes them, on its device: of one batch at a time, to save memory."""
+        return self.preprocessing.normalise(pictures.to(self.device))
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Explanation:
             "unreadable": [{"name": name, "error": why} for name, why in self.bad],
             "shown": [_view_dict(view) for view in self.views],
             "receptive_fields": [one.numbers() for one in self.fields],
-            "attention": [asdict(numbers) for numbers in self.attention],
+            "attention": [numbers.to_dict() for numbers in self.attention],
             "similarity": asdict(self.similarity) if self.similarity else None,
             "robustness": [asdict(row) for row in self.robustness],
             "notes": self.notes,
@@ -167,8 +173,9 @@ def read_pictures(
     reads: list[Read] = []
     for i, name in enumerate(found.names[:MOST]):
         try:
-            picture = subject.preprocessing.picture(found.open(i))[None]
-            mask = None if masks is None else _mask(masks, name, subject.preprocessing)[None]
+            file = found.open(i)
+            picture = subject.preprocessing.picture(file)[None]
+            mask = None if masks is None else _mask(masks.get(name), file, subject.preprocessing)[None]
         except BadPicture as error:
             bad.append((name, str(error)))
             continue
@@ -196,13 +203,14 @@ def label_of(subject: Subject, name: str) -> int:
     return subject.classes.index(max(fitting, key=len)) if fitting else -1
 
 
-def _mask(masks: Mapping[str, Path], name: str, preprocessing: Preprocessing) -> Tensor:
-    """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0 is foreground."""
-    stem = PurePath(name).stem
-    if stem not in masks:
+def _mask(file: Path | None, picture: Any, preprocessing: Preprocessing) -> Tensor:
+    """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0, or not black, is foreground."""
+    if file is None:
         raise BadPicture("has no mask of the same name")
+    values = read_raw(file, preprocessing.max_pixels).pixels  # of a palette the positions, not the colours
+    foreground = np.any(values, axis=2) if values.ndim == 3 else values > 0
     cut = replace(preprocessing, channels=1, depth=8, mean=(0.0,), std=(1.0,), interpolation="nearest")
-    return cut.picture(masks[stem])[0] > 0
+    return cut.picture(upright(255 * foreground.astype(np.uint8), header(picture)))[0] > 0
 
 
 # The findings -------------------------------------------------------------------------------------------------------
@@ -221,7 +229,7 @@ def explain(
     Args:
         found: `weft.pictures.Found`.
         layers: of Grad-CAM; by default the one that `default_layer` knows.
-        masks: a file for each picture, by the picture's name without folder and ending.
+        masks: a file for each picture, by the picture's name.
     """
     explanation = Explanation(subject, list(layers))
     reads = read_pictures(found, subject, masks, explanation.bad)
@@ -239,11 +247,10 @@ def explain(
 def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The steps of the work, each of which adds to the explanation, and the part that each belongs to."""
     subject, notes, model = explanation.subject, explanation.notes, explanation.subject.model
-    inputs = [subject.preprocessing.normalise(read.pictures.to(subject.device)) for read in reads]
     if subject.task == "detect":
         notes.append("Grad-CAM asks for one score of a picture, which a detector does not have.")
-    else:
-        explanation.layers = explanation.layers or [default_layer(model)]
+    elif not explanation.layers:
+        explanation.layers = _or_note(explanation, lambda: [_default_cam(subject, reads[0])]) or []
     readable = attention_layers(model)
     if not readable:
         notes.append("None of the model's layers has attention that could be read.")
@@ -251,7 +258,11 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
 
     measured: list[list[AttentionNumbers]] = []
 
-    def look(read: Read, x: Tensor) -> None:
+    def inputs() -> Iterator[Tensor]:
+        return (subject.see(read.pictures) for read in reads)
+
+    def look(read: Read) -> None:
+        x = subject.see(read.pictures)
         found = attention_of(model, x) if readable else []
         if found:
             measured.append(attention_numbers(found, masks=read.masks.to(x.device) if read.masks is not None else None))
@@ -261,26 +272,29 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
 
     def summarise() -> None:
         explanation.attention = mean_numbers(measured) if measured else []
+        shares = [row.foreground.uniform for row in explanation.attention if row.foreground]
+        if shares and not 0 < shares[0] < 1:
+            notes.append(f"The masks have no {'background' if shares[0] else 'foreground'} to compare with.")
 
     def fields() -> None:
-        some = [x for batch in inputs for x in batch.split(1) if x.shape[1:] == inputs[0].shape[1:]]
-        explanation.fields = receptive_fields(model, torch.cat(some[:FIELD_PICTURES]))
+        same = [read.pictures for read in reads if read.pictures.shape[1:] == reads[0].pictures.shape[1:]]
+        x = subject.see(torch.cat([one for some in same for one in some.split(1)][:FIELD_PICTURES]))
+        explanation.fields = _or_note(explanation, lambda: receptive_fields(model, x)) or []
 
     def similarity() -> None:
-        explanation.similarity = feature_similarity(model, inputs, block_layers(model))
+        explanation.similarity = _or_note(explanation, lambda: feature_similarity(model, inputs(), block_layers(model)))
 
     def robust() -> None:
-        labels = [torch.tensor(read.labels) for read in reads]
-        known = all(bool((label >= 0).all()) for label in labels)
-        batches = [(x, label.to(x.device) if known else None) for x, label in zip(inputs, labels, strict=True)]
-        explanation.robustness = robustness(model, batches)
+        known = all(label >= 0 for read in reads for label in read.labels)
+        labels = (torch.tensor(read.labels, device=subject.device) if known else None for read in reads)
+        explanation.robustness = robustness(model, zip(inputs(), labels, strict=True))
 
     looking = f"Grad-CAM and attention, {many(explanation.pictures, 'picture')}"
-    for read, x in zip(reads, inputs, strict=True):
-        yield looking, lambda read=read, x=x: look(read, x)
+    for read in reads:
+        yield looking, lambda read=read: look(read)
     yield looking, summarise
     yield "receptive fields", fields
-    if len(inputs[0]) >= FEWEST:
+    if comparable(reads):
         yield "similarity of layers", similarity
     else:
         notes.append(f"The similarity of layers needs at least {FEWEST} pictures of one size.")
@@ -290,12 +304,35 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
         notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
 
 
+def comparable(reads: Sequence[Read]) -> bool:
+    """Whether the similarity of layers can be estimated."""
+    return any(len(read.names) >= FEWEST for read in reads)
+
+
+def _or_note(explanation: Explanation, work: Callable[[], T]) -> T | None:
+    """What the work gives, or None and a note on why it does not apply to this model."""
+    try:
+        return work()
+    except WeftError as error:
+        if str(error) not in explanation.notes:
+            explanation.notes.append(str(error))
+        return None
+
+
+def _default_cam(subject: Subject, read: Read) -> str:
+    """The layer that Grad-CAM shows by default; raises where it gives no map."""
+    layer = default_layer(subject.model)
+    grad_cam(subject.model, subject.see(read.pictures)[:1], layer)
+    return layer
+
+
 def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> list[View]:
     """The pictures of one batch as the model sees them; `found` is its attention."""
     subject, answers = explanation.subject, _answers(explanation.subject, x)
     classes, sureness = answers or (None, None)
     cams = {layer: grad_cam(subject.model, x, layer, classes).cpu() for layer in explanation.layers}
-    rolled, tokens = _rollout(explanation, found), token_maps(found)
+    rolled = _or_note(explanation, lambda: rollout(found).cpu()) if found else None  # (B, h, w)
+    tokens = token_maps(found)
     maps = [layer for layer in found if layer.kind == "map" and layer.keys.grid is not None]
     chosen = [maps[i] for i in np.linspace(0, len(maps) - 1, min(SHOWN_LAYERS, len(maps))).round().astype(int)]
     rows = []
@@ -311,16 +348,6 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
             view.tokens = [module.of(i) for module in tokens]
         rows.append(view)
     return rows
-
-
-def _rollout(explanation: Explanation, found: list[Any]) -> Tensor | None:
-    """(B, h, w), or None and a note where attention does not lead back to the picture."""
-    try:
-        return rollout(found).cpu() if found else None
-    except WeftError as error:
-        if str(error) not in explanation.notes:
-            explanation.notes.append(str(error))
-        return None
 
 
 @torch.no_grad()
@@ -358,12 +385,19 @@ def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
     return Heads(layer.name, maps, None if layer.queries.extra else point)
 
 
-def similarity_between(subjects: Sequence[Subject], found: Any) -> Similarity | None:
-    """How alike the layers of two models are; None where they see pictures of different sizes."""
-    one, other = subjects
-    reads = read_pictures(found, one, None, [])
-    if one.preprocessing != other.preprocessing or len(reads[0].names) < FEWEST:
+def similarity_between(explanations: Sequence[Explanation], found: Any) -> Similarity | None:
+    """How alike the layers of two models are; None and a note at the second where that cannot be said."""
+    one, other = (explanation.subject for explanation in explanations)
+    if one.preprocessing != other.preprocessing:
+        note = f"Its layers are not compared with those of {one.name}: each cuts or scales pictures in its own way."
+        explanations[1].notes.append(note)
         return None
-    inputs = [one.preprocessing.normalise(read.pictures.to(one.device)) for read in reads]
-    layers = [block_layers(subject.model) for subject in subjects]
-    return feature_similarity(one.model, inputs, layers[0], other.model, layers[1])
+    reads = read_pictures(found, one, None, [])
+    if not comparable(reads):  # as the notes say
+        return None
+
+    def compare() -> Similarity:
+        inputs = (one.see(read.pictures) for read in reads)
+        return feature_similarity(one.model, inputs, block_layers(one.model), other.model, block_layers(other.model))
+
+    return _or_note(explanations[1], compare)

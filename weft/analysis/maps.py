@@ -80,8 +80,8 @@ def default_layer(model: nn.Module) -> str:
     pool = getattr(trunk, "global_pool", None)
     if isinstance(trunk, ViTAE) and pool != "token" and hasattr(trunk, "head"):
         return f"blocks.{len(trunk.blocks) - 1}.attn"
-    if pool == "token" and trunk is model:
-        lists = [name for name, module in trunk.named_modules() if name.split(".")[-1] == "blocks"]
+    lists = [name for name, _ in trunk.named_modules() if name.split(".")[-1] == "blocks"]
+    if pool == "token" and trunk is model and lists:
         blocks: Any = layer_of(trunk, lists[-1])
         above = lists[-1].removesuffix("blocks")
         return f"{lists[-1]}.{len(blocks) - 2}" if len(blocks) > 1 else f"{above}embed"
@@ -125,7 +125,9 @@ def as_map(y: Tensor, size: tuple[int, int], model: nn.Module, name: str) -> Ten
             for prefix in prefixes:
                 if prefix + height * width == y.shape[1]:
                     return y[:, prefix:].unflatten(1, (height, width))
-    raise WeftError(f"The layer {name!r} gives no map of the picture; choose one such as {default_layer(model)!r}.")
+    other = default_layer(model)
+    hint = f"one such as {other!r}" if name != other else "another one"
+    raise WeftError(f"The layer {name!r} gives no map of the picture; choose {hint}.")
 
 
 def _grids(size: tuple[int, int], trunk: Any) -> list[tuple[int, int]]:

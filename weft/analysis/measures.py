@@ -3,7 +3,7 @@
     attention_distance      ViTAE, figure 3
     local_ratio             Visual Transformers, figure 5
     attention_entropy       Visual Transformers, section 6
-    foreground_attention    attention on the pixels of masks
+    foreground_attention    Visual Transformers, section 6
 
 All but the entropy are about the tokens of a map: class tokens, which have no place, and padding are left out, and what
 remains of a row is counted as the whole.
@@ -11,7 +11,7 @@ remains of a row is counted as the whole.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -48,6 +48,20 @@ class AttentionNumbers:
     distance: Measure | None  # where queries and keys have places in the picture
     local_ratio: Measure | None
     foreground: Measure | None  # where keys have places, and masks are given
+
+    @property
+    def contrast(self) -> Measure | None:
+        """How often a pixel of the foreground is looked at for once that one of the background is: VT has 1.283.
+
+        None where there is no foreground or no background, or a head that looks at no background at all.
+        """
+        if self.foreground is None or not 0 < self.foreground.uniform < 1 or max(self.foreground.heads) >= 1:
+            return None
+        even = self.foreground.uniform / (1 - self.foreground.uniform)
+        return Measure([share / (1 - share) / even for share in self.foreground.heads], 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"contrast": asdict(self.contrast) if self.contrast else None}
 
 
 def attention_numbers(layers: Sequence[LayerAttention], masks: Tensor | None = None) -> list[AttentionNumbers]:
@@ -94,7 +108,7 @@ def attention_distance(layer: LayerAttention) -> Measure | None:
 
 
 def local_ratio(layer: LayerAttention) -> Measure | None:
-    """Part of the attention of a map's tokens that stays in the 3x3 tokens around the nearest one.
+    """Part of the attention of a map's tokens that stays in the 3x3 keys around the nearest one.
 
     None where queries or keys have no places in the picture.
     """

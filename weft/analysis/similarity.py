@@ -1,8 +1,9 @@
 """How alike the features of two layers are: linear CKA (Kornblith et al. 2019).
 
 It is 1 for features that are equal up to a rotation, one factor for all and one shift, and near 0 for unrelated ones.
-Batches are enough (Nguyen et al. 2021): numerator and denominator are means over batches of an estimate without bias
-(Song et al. 2012), in float64. With few pictures it is far from exact, and may even be below 0.
+Batches are enough (Nguyen et al. 2021): numerator and denominator are means over batches, every picture counting the
+same, of an estimate without bias (Song et al. 2012), in float64. With few pictures it is far from exact, and may even
+be below 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -66,9 +67,10 @@ class CKA:
 
     def add(self, first: Tensor, second: Tensor) -> None:
         """(P, B, B) and (Q, B, B) products of the features of every two pictures."""
-        self.cross = self.cross + hsic(first.unsqueeze(1), second.unsqueeze(0)).cpu()  # (P, Q)
-        self.first = self.first + hsic(first, first).cpu()
-        self.second = self.second + hsic(second, second).cpu()
+        n = first.shape[2]
+        self.cross = self.cross + n * hsic(first.unsqueeze(1), second.unsqueeze(0)).cpu()  # (P, Q)
+        self.first = self.first + n * hsic(first, first).cpu()
+        self.second = self.second + n * hsic(second, second).cpu()
 
     def matrix(self) -> Tensor:
         """(P, Q); 0 for features that are the same for all pictures."""
