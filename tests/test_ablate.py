@@ -133,7 +133,13 @@ def mine(tmp_path):
     return tmp_path / "mine.yaml"
 
 
-def test_study_goes_on_and_grows(play, pictures, mine):  # noqa: F811
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Throughputs, which take seconds, are not known."""
+    monkeypatch.setattr("weft.study.plan.measure", lambda networks, *rest: dict.fromkeys(networks, None))
+
+
+def test_study_goes_on_and_grows(play, pictures, mine, unmeasured):  # noqa: F811
     study = ["ablate", mine, pictures, "--epochs", 2, "--out", play, "--device", "cpu", "--jobs", 1]
     code, out, err = command(*study, "--seeds", 2)
     assert code == 0, err
@@ -158,9 +164,8 @@ def test_study_goes_on_and_grows(play, pictures, mine):  # noqa: F811
     refused(command(*study), "plan.json", "damaged")
 
 
-def test_failed_cells_are_said(play, pictures, mine, monkeypatch):  # noqa: F811
+def test_failed_cells_are_said(play, pictures, mine, unmeasured):  # noqa: F811
     """These workers fail with two of nine seeds."""
-    monkeypatch.setattr("weft.study.plan.measure", lambda networks, *rest: dict.fromkeys(networks, None))
     code, out, err = command(
         "ablate", mine, pictures, "--epochs", 1, "--out", play, "--device", "cpu", "--seeds", 9, "--quiet"
     )

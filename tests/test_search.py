@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from weft.errors import WeftError
 from weft.study import search as searching
 from weft.study.cells import Result
 from weft.study.search import Plan, Search, amount, keep_plan
+from weft.study.supernet import Costs
 
 BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}
 ARGS = {**CVT, "depths": [1, 1, 1]}
@@ -25,19 +27,26 @@ def plan_of(**how) -> Plan:
     return Plan(**{**common, **shape, **how})
 
 
-def judge_by(plan: Plan, folder, **how) -> Search:
-    """A search whose judge knows the answer: accuracy grows with the MACs, and stride 1 in stage 2 is worth more."""
-    search = Search(folder, plan, say=lambda text: None, **how)
-    search.score = "top1"
+@cache
+def costs_of(choices: str) -> Costs:
+    """Counted once for all tests."""
+    plan = plan_of(choices=json.loads(choices))
+    return Costs(plan.space, plan.input_size)
+
+
+def search_in(folder, plan: Plan) -> Search:
+    search = Search(folder, plan, say=lambda text: None)
+    search.score, search.costs = "top1", costs_of(json.dumps(plan.choices))
     return search
 
 
 def score(search: Search, point) -> float:
+    """Accuracy grows with the MACs, and stride 1 in stage 2 is worth more."""
     return round(search.costs.of(point)[1] / 1e7 + (point["stride_kv[1][0]"] == 1) * 0.1, 6)
 
 
 def explored(folder, plan: Plan, stop_at: int = 0):
-    search, calls = judge_by(plan, folder), []
+    search, calls = search_in(folder, plan), []
 
     def judge(point):
         calls.append(point)
@@ -65,10 +74,10 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(tmp_path):
 def test_limits_hold_and_a_small_space_is_judged_whole(tmp_path):
     few = {"model": {"mlp_ratio": [1.0, 2.0, 3.0, 4.0], "stride_kv": [1, 2]}}
     plan = plan_of(choices=few, trials=60)
-    costs = Search(tmp_path, plan).costs
+    costs = costs_of(json.dumps(few))
     both = sorted(costs.of(point) for point in plan.space.all())
     limited = plan_of(choices=few, trials=60, most_parameters=both[4][0], most_macs=max(m for _, m in both) - 1)
-    found = judge_by(limited, tmp_path).explore(lambda point: 0.5)
+    found = search_in(tmp_path, limited).explore(lambda point: 0.5)
     within = [cost for cost in both if cost[0] <= limited.most_parameters and cost[1] <= limited.most_macs]
     assert sorted((t.parameters, t.macs) for t in found) == within
     assert 0 < len(within) < 8
@@ -76,7 +85,7 @@ def test_limits_hold_and_a_small_space_is_judged_whole(tmp_path):
 
 def test_limits_that_nothing_keeps_are_told_at_once(tmp_path):
     with pytest.raises(WeftError, match=r"the smallest has 20.7 k parameters"):
-        Search(tmp_path, plan_of(most_parameters=1000)).run()
+        search_in(tmp_path, plan_of(most_parameters=1000)).run()
 
 
 def trained_at_once(study, cells, *, watch=None, **how):
@@ -90,7 +99,7 @@ def trained_at_once(study, cells, *, watch=None, **how):
 def test_what_is_found_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "run_cells", trained_at_once)
     plan = plan_of(trials=5, keep=3, supernet=False, objective="parameters")
-    found = Search(tmp_path, plan, say=lambda text: None).run()
+    found = search_in(tmp_path, plan).run()
     content = json.loads((tmp_path / "search.json").read_text())
     assert content["size_of_space"] == 64
     assert [row["judged"] for row in content["trials"]] == [0.5] * 5

@@ -125,7 +125,8 @@ def _listing() -> list[list[str]]:
 def _show(table: "Table") -> None:
     """The table as printed, with the costs of the same networks here."""
     from weft.study.costs import cost_in_paper
-    from weft.study.report import DASH, title
+    from weft.study.report import title
+    from weft.study.statistics import DASH
 
     units = {"parameters": "M", "macs": "G", "throughput": "/s", "top1": "%"}
     rows = []
@@ -191,7 +192,8 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
     from rich.text import Text
 
     from weft.study.ablate import cells_of
-    from weft.study.report import difference, score, scored
+    from weft.study.report import score, scored
+    from weft.study.statistics import spell_difference
 
     cells = cells_of(study.table, study.plan, study.seeds)
     shown = Table(box=None, pad_edge=False, caption=f"{study.done} of {study.cells} cells", caption_justify="left")
@@ -201,6 +203,6 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
         mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
         running = [state for state in mine if state not in ("done", "waiting")]
         now = running[0] if running else "" if all(state == "done" for state in mine) else "waiting"
-        texts = (line.row.name, score(line), difference(line.difference), line.verdict, now)
+        texts = (line.row.name, score(line), spell_difference(line.difference), line.verdict, now)
         shown.add_row(*map(Text, texts))
     return shown

@@ -5,12 +5,12 @@ Colours and lines belong to the page, so that a chart follows its light or dark 
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 WIDTH, HEIGHT = 480, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 34  # margins: room for the labels of the axes
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38  # margins: room for the labels of the axes
 MOST_POINTS = 400  # in a line: more would not be seen
 
 Point = tuple[float, float]
@@ -34,6 +34,7 @@ class Line:
     name: str
     pieces: list[str]  # each the `points` of a polyline; where a value is missing or not finite the line is broken
     dots: list[Dot]  # empty where there are so many points that only the line is shown
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ def line_chart(
     mark: tuple[Point, str] | None = None,
     zero: bool = False,
     height: int = HEIGHT,
+    dashed: Collection[str] = (),
 ) -> Chart | None:
     """A chart of named lines, or None where none of them has a point; `show` writes a value of the y axis.
 
     The x axis has whole numbers only, such as epochs, unless `show_x` says how to write others. `zero`: the y axis
-    starts there; else it is logarithmic where the values span more than a factor of 300.
+    starts there; else it is logarithmic where the values span more than a factor of 300. `dashed`: names of lines.
     """
     finite = {name: [p for p in points if math.isfinite(p[1])] for name, points in lines.items()}
     everything = [point for points in finite.values() for point in points]
@@ -100,7 +102,11 @@ def line_chart(
         x_name,
         [Tick(x(v), (show_x or "{:g}".format)(v)) for v in x_values if x_low <= v <= x_high],
         [Tick(y(v), label) for v, label in zip(y_values, _labels(y_values, show, log), strict=True)],
-        [_line(name, points, x, y, show) for name, points in lines.items() if finite[name]],
+        [
+            replace(_line(name, points, x, y, show), dashed=name in dashed)
+            for name, points in lines.items()
+            if finite[name]
+        ],
         Dot(x(mark[0][0]), y(mark[0][1]), mark[1]) if mark and math.isfinite(mark[0][1]) else None,
         height,
     )

@@ -72,14 +72,20 @@ def _sheet(sheet: Sheet) -> dict[str, Any]:
 def _chart(lines: Lines) -> Chart | None:
     points = {curve.name: list(zip(curve.xs, curve.ys, strict=True)) for curve in lines.curves}
     show_x: Callable[[float], str] | None = None if lines.labels or lines.kind == "shift" else "{:g}".format
-    return line_chart(lines.y_name, points, x_name=lines.x_name, show="{:.3g}".format, show_x=show_x, zero=True)
+    how: Any = dict(x_name=lines.x_name, show="{:.3g}".format, show_x=show_x, zero=True)
+    return line_chart(lines.y_name, points, **how, dashed=[curve.name for curve in lines.curves if curve.dashed])
 
 
 def _matrix(matrix: Matrix) -> dict[str, Any]:
     """Each cell: its colour, its value."""
-    inks = (255 * colours(matrix.values.clip(0, 1))).round().astype(np.uint8)
     cells = [
-        [{"colour": f"#{ink.tobytes().hex()}", "value": value} for ink, value in zip(row_inks, row, strict=True)]
-        for row_inks, row in zip(inks, matrix.values.tolist(), strict=True)
+        [{"colour": colour, "value": value} for colour, value in zip(_hex(row), row.tolist(), strict=True)]
+        for row in matrix.values
     ]
-    return {"form": "matrix", "columns": matrix.columns, "rows": list(zip(matrix.rows, cells, strict=True))}
+    rows = list(zip(matrix.rows, cells, strict=True))
+    return {"form": "matrix", "columns": matrix.columns, "rows": rows, "scale": _hex(np.linspace(0, 1, 9))}
+
+
+def _hex(values: np.ndarray) -> list[str]:
+    inks = (255 * colours(values.clip(0, 1))).round().astype(np.uint8)
+    return [f"#{ink.tobytes().hex()}" for ink in inks]

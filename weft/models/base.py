@@ -89,8 +89,8 @@ class HybridModel(nn.Module):
             reset: Any = getattr(module, "reset_parameters", None)
             if needs_reset and reset is not None:
                 reset()
-            linear = isinstance(module, nn.Linear) and not isinstance(module, PointwiseConv)
-            if linear and not module.weight.is_meta:  # where nothing is kept, and drawing it takes long
+            # On the meta device nothing is kept, and drawing it takes long.
+            if isinstance(module, nn.Linear) and not isinstance(module, PointwiseConv) and not module.weight.is_meta:
                 self._init_linear(module)
 
     def _init_linear(self, linear: nn.Linear) -> None:

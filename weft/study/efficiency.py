@@ -17,7 +17,7 @@ from weft.files import write_text
 from weft.study.cells import SCORES, Cell, Result
 from weft.study.settle import Common
 from weft.study.space import make
-from weft.study.statistics import mean_sd, paired_difference
+from weft.study.statistics import Difference, mean_sd, paired_difference
 from weft.study.workers import run_cells
 
 KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training pictures"}
@@ -86,7 +86,7 @@ class Comparison:
             }
             content["models"][model] = {"parameters": parameters, "macs": macs, **rows, "curve": self.curves.get(model)}
         content["differences"] = [
-            {"model": model, "minus": first, "kind": kind, "x": x, **self.difference(model, first, kind, x)}
+            {"model": model, "minus": first, "kind": kind, "x": x, **self._interval(model, first, kind, x)}
             for model in others
             for kind, xs in self.design.axes.items()
             for x in xs
@@ -97,10 +97,13 @@ class Comparison:
         mean, sd = mean_sd(values)
         return {"x": x, "mean": mean, "sd": sd, "values": values}
 
-    def difference(self, model: str, other: str, kind: str, x: float) -> dict[str, Any]:
-        """Mean difference over the seeds that both have, with its 95 % interval where there are two or more."""
+    def difference(self, model: str, other: str, kind: str, x: float) -> Difference | None:
+        """None where a training failed."""
         a, b = self.scores[model][kind][x], self.scores[other][kind][x]
-        found = paired_difference(a, b) if len(a) == len(b) else None
+        return paired_difference(a, b) if len(a) == len(b) else None
+
+    def _interval(self, *place: Any) -> dict[str, float | None]:
+        found = self.difference(*place)
         return {"mean": None, "low": None, "high": None} if found is None else asdict(found)
 
 

@@ -11,7 +11,7 @@ from weft.page import render
 from weft.plots import line_chart
 from weft.study.cells import SCORES
 from weft.study.efficiency import KINDS, Comparison
-from weft.study.statistics import mean_sd
+from weft.study.statistics import mean_sd, spell_difference, spell_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,27 +36,17 @@ def write_page(folder: Path, found: Comparison) -> None:
 def table(found: Comparison) -> list[list[str]]:
     """The header, and a row for each training that all models have: mean and spread of each model, differences."""
     first, *others = found.design.common.models
-    several = found.design.seeds > 1
     rows = [["", first, *(word for model in others for word in (model, "difference"))]]
     for kind, xs in found.design.axes.items():
         for x in xs:
             epochs, part = found.design.length(kind, x)
-            cells = [f"{part:.0%} of the pictures, {many(epochs, 'epoch')}", spell(found.scores[first][kind][x])]
+            cells = [f"{part:.0%} of the pictures, {many(epochs, 'epoch')}"]
+            cells.append(spell_score(*mean_sd(found.scores[first][kind][x])))
             for model in others:
-                difference = found.difference(model, first, kind, x)
-                said = "-" if difference["mean"] is None else f"{100 * difference['mean']:+.2f}"
-                if several and difference["low"] is not None:
-                    said += f" ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f})"
-                cells += [spell(found.scores[model][kind][x]), said]
+                cells.append(spell_score(*mean_sd(found.scores[model][kind][x])))
+                cells.append(spell_difference(found.difference(model, first, kind, x)))
             rows += [cells] if cells not in rows else []  # where both axes meet
     return rows
-
-
-def spell(values: list[float]) -> str:
-    mean, sd = mean_sd(values)
-    if mean is None:
-        return "-"
-    return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
 
 
 def draw(found: Comparison) -> "Figure":

@@ -8,11 +8,9 @@ from weft.data.findings import many
 from weft.files import write_text
 from weft.study.costs import Cost
 from weft.study.plan import describe
-from weft.study.statistics import CONFIDENCE, Difference
+from weft.study.statistics import CONFIDENCE, DASH, spell_difference, spell_score
 from weft.study.summary import Line, Study
 from weft.study.tables import Table
-
-DASH = "-"  # where there is no number
 
 
 def write_reports(study: Study, folder: Path) -> None:
@@ -45,7 +43,7 @@ def short_row(line: Line) -> list[str]:
     paper = percent_as_printed(line.row.paper.get("top1"))
     if line.paper_difference is not None:
         paper += f" ({line.paper_difference:+.1f})"
-    return [line.row.name, *costs(line.cost), score(line), difference(line.difference), line.verdict, paper]
+    return [line.row.name, *costs(line.cost), score(line), spell_difference(line.difference), line.verdict, paper]
 
 
 def result_header(study: Study) -> list[str]:
@@ -55,7 +53,7 @@ def result_header(study: Study) -> list[str]:
 def result_row(line: Line) -> list[str]:
     printed = percent_as_printed(line.row.paper.get("top1"))
     apart = DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}"
-    return [line.row.name, score(line), difference(line.difference), printed, apart, line.verdict]
+    return [line.row.name, score(line), spell_difference(line.difference), printed, apart, line.verdict]
 
 
 COSTS = ["parameters", "MACs", "pictures/s"]
@@ -83,17 +81,7 @@ def costs(cost: Cost | None) -> list[str]:
 
 
 def score(line: Line) -> str:
-    if line.mean is None:
-        return DASH
-    return f"{line.mean:.2%}" if line.sd is None else f"{100 * line.mean:.2f} ± {100 * line.sd:.2f} %"
-
-
-def difference(found: Difference | None) -> str:
-    if found is None:
-        return DASH
-    if found.low is None or found.high is None:
-        return f"{100 * found.mean:+.2f}"
-    return f"{100 * found.mean:+.2f} [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+    return DASH if line.mean is None else f"{spell_score(line.mean, line.sd)} %"
 
 
 def percent_as_printed(value: float | None) -> str:

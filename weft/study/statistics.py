@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+DASH = "-"  # where there is no number
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,22 @@ def paired_difference(
         return None if mean is None else Difference(mean)
     half = student_quantile((1 + confidence) / 2, len(differences) - 1) * sd / math.sqrt(len(differences))
     return Difference(mean, mean - half, mean + half)
+
+
+def spell_score(mean: float | None, sd: float | None) -> str:
+    """In per cent: 76.20 ± 0.31."""
+    if mean is None:
+        return DASH
+    return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
+
+
+def spell_difference(found: Difference | None) -> str:
+    """In points, with the interval: +0.50 [-0.12, +1.12]."""
+    if found is None:
+        return DASH
+    if found.low is None or found.high is None:
+        return f"{100 * found.mean:+.2f}"
+    return f"{100 * found.mean:+.2f} [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
 
 
 def student_quantile(probability: float, freedom: int) -> float:
