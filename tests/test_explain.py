@@ -18,12 +18,13 @@ from docs import gallery
 from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
 from weft.analysis import AttentionNumbers, Measure
 from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.analysis.explain import Explanation, explain, label_of, read_pictures
-from weft.analysis.figures import write_figures
+from weft.analysis.explain import Explanation, _answers, explain, label_of, read_pictures, similarity_between
+from weft.analysis.explain_page import _chart
+from weft.analysis.figures import draw, write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
 from weft.data.transforms import Preprocessing
 from weft.explaining import explain_subjects, find_masks, open_subject, told_apart
-from weft.figures import FORMATS
+from weft.figures import FORMATS, INKS
 from weft.pictures import Found
 
 
@@ -100,11 +101,12 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
         (["nowhere/run", "x.png"], ["nowhere/run does not exist", "run or model folder"]),
         (["cvt_13x", "x.png"], ["no model 'cvt_13x'", "Did you mean 'cvt_13'"]),
         (["RUN"], ["No pictures given"]),
-        (["RUN", "missing.png"], ["None of the 1 pictures can be read", "missing.png"]),
-        (["RUN", "BROKEN"], ["None of the 1 pictures can be read", "broken.png"]),
+        (["RUN", "missing.png"], ["No picture can be read", "missing.png"]),
+        (["RUN", "BROKEN"], ["No picture can be read", "broken.png"]),
         (["RUN", "PICTURES", "--layer", "stages.9"], ["no layer 'stages.9'"]),
         (["RUN", "PICTURES", "--layer", "head"], ["no map of the picture"]),
         (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is no folder of masks"]),
+        (["RUN", "PICTURES", "--masks", "RUN"], ["has no mask for any of the pictures"]),
         (["RUN", "PICTURES", "--out", "RUN"], ["already exists"]),
         (["RUN", "PICTURES", "--device", "tpu9"], ["tpu9"]),
     ],
@@ -222,12 +224,43 @@ def test_a_picture_of_another_size_leaves_the_similarity_to_the_others(tmp_path)
     assert explanation.similarity.n == 6
 
 
-def test_models_that_see_differently_are_not_compared_and_say_so(run, pictures):
+def test_models_that_see_differently_are_compared_by_what_each_sees(run, pictures):
     one = open_subject(str(run), "cpu")
-    other = replace(one, name="other", preprocessing=replace(one.preprocessing, crop_pct=0.5))
-    explained = explain_subjects([one, other], str(pictures))
-    assert explained.cross is None
-    assert "Its layers are not compared with those of cvt_nano" in explained.explanations[1].notes[-1]
+    other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(32, 32)))
+    found, explanations = Found(str(pictures)), [Explanation(subject, []) for subject in (one, other)]
+    cross = similarity_between(explanations, found)
+    assert cross is not None
+    assert cross.n == 12
+    assert 0.3 < cross.cka[0][0] < 1 - 1e-6  # the same weights, not the same pixels
+    itself = similarity_between([explanations[0]] * 2, found)
+    assert itself is not None
+    assert itself.cka[0][0] == pytest.approx(1)
+
+
+def test_models_with_other_pictures_of_one_size_are_not_compared_and_say_so(run, pictures, tmp_path):
+    """What keeps its shape comes in other batches than what is cut to a square."""
+    for i, side in enumerate((24, 24, 24, 24, 40)):
+        Image.new("RGB", (24, side)).save(tmp_path / f"{i}.png")
+    one = open_subject(str(run), "cpu")
+    other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(24, 99), crop_mode="fit"))
+    explanations = [Explanation(subject, []) for subject in (one, other)]
+    assert similarity_between(explanations, Found(str(tmp_path))) is None
+    assert "Its layers are not compared with those of cvt_nano" in explanations[1].notes[-1]
+
+
+@pytest.mark.parametrize(("parts", "answer"), [((0.7, 0.1, 0.2), "b"), ((1.0, 0.0, 0.0), "background")])
+def test_a_segmenter_is_asked_for_more_than_the_background(parts, answer, run):
+    counts = [round(10 * part) for part in parts]
+    given = torch.cat([torch.full((count,), i) for i, count in enumerate(counts)])
+
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return {"out": nn.functional.one_hot(given, 3).T.reshape(1, 3, 2, 5).float()}
+
+    subject = replace(open_subject(str(run), "cpu"), model=Fixed(), classes=["background", "a", "b"], task="segment")
+    classes, shares = _answers(subject, torch.zeros(1, 3, 2, 5))
+    assert subject.classes[int(classes)] == answer
+    assert shares.item() == pytest.approx(parts[int(classes)])
 
 
 @pytest.mark.parametrize(
@@ -263,23 +296,23 @@ def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_p
     left = np.zeros((24, 24), np.uint8)
     left[:, :12] = 7
     Image.fromarray(left).save(tmp_path / "deep" / "0.png")
-    bad, found = [], Found(str(pictures / "class 0"))
-    (read,) = read_pictures(found, subject, find_masks(tmp_path, found.names), bad)
+    bare, found = [], Found(str(pictures / "class 0"))
+    read, others = read_pictures(found, subject, find_masks(tmp_path, found.names), [], bare)
     assert read.masks is not None
+    assert (len(read.names), len(others.names), others.masks) == (1, 3, None)
     assert read.masks[0].float().mean() == pytest.approx(0.5, abs=0.03)
     assert not read.masks[0, :, -1].any()
-    assert [why for _, why in bad] == ["has no mask of the same name"] * 3
+    assert [line.split(": ")[1] for line in bare] == ["there is none of the same name"] * 3
 
 
 def test_masks_of_equal_names_belong_to_their_folders(run, pictures, tmp_path):
     """Classes number their pictures each from 0 on."""
     save_masks(tmp_path, **{f"{kind}/0": value for kind, value in (("class 0", 255), ("class 1", 0))})
     found, subject = Found([str(pictures / f"class {i}" / "0.png") for i in range(3)]), open_subject(str(run), "cpu")
-    masks, bad = find_masks(tmp_path, found.names), []
-    (read,) = read_pictures(found, subject, masks, bad)
+    read, other = read_pictures(found, subject, find_masks(tmp_path, found.names), [], [])
     assert read.masks is not None
     assert read.masks.float().mean(dim=(1, 2)).tolist() == [1, 0]
-    assert [why for _, why in bad] == ["has no mask of the same name"]  # that of another class is none
+    assert other.masks is None  # that of another class is none
 
 
 @pytest.mark.parametrize(
@@ -308,7 +341,8 @@ def test_what_is_not_0_in_a_mask_is_foreground_whatever_its_colours(kind, run, t
     Image.new("RGB", (24, 24)).save(tmp_path / "x.jpg")
     subject = open_subject(str(run), "cpu")
     subject = replace(subject, preprocessing=replace(subject.preprocessing, crop_pct=1.0))
-    (read,) = read_pictures(Found(str(tmp_path / "x.jpg")), subject, {str(tmp_path / "x.jpg"): tmp_path / "x.png"}, [])
+    masks = {str(tmp_path / "x.jpg"): tmp_path / "x.png"}
+    (read,) = read_pictures(Found(str(tmp_path / "x.jpg")), subject, masks, [], [])
     assert read.masks is not None
     assert read.masks.float().mean().item() == 0.25
 
@@ -336,6 +370,22 @@ def test_colours_follow_the_values():
     assert (marked[58, 118] == INK).all()
     framed = squares(np.zeros((100, 100, 3), np.uint8), (50, 50), (25.0, 25.0), [10.0])
     assert np.argwhere((framed == INK).all(axis=2)).min(axis=0).tolist() == [40, 40]
+
+
+def test_a_model_has_the_same_colour_in_all_charts():
+    """Also where the other one has no curve."""
+    curve = Curve("second", [1, 2], [0.5, 1], [], model=1)
+    chart = _chart(Lines("distance", "", "layer", "pixels", [curve], [], models=2))
+    assert chart is not None
+    assert ([line.ink for line in chart.lines], chart.legend) == ([2], True)
+    figure = draw(Lines("distance", "", "layer", "pixels", [curve], [], models=2))
+    assert [line.get_color() for line in figure.axes[0].lines] == [INKS[1]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["second"]
+
+
+def test_what_hardly_differs_does_not_look_as_if_it_did():
+    picture, values = np.full((8, 8, 3), 128, np.uint8), np.array([[1.0, 1.01], [0.99, 1.0]])
+    assert np.ptp(over(picture, values, 0.99, 2.0).astype(int)) < 25 < np.ptp(over(picture, values, 0.99).astype(int))
 
 
 def test_figures_have_names_of_their_own_and_no_dates(tmp_path):

@@ -57,6 +57,8 @@ def explain_subjects(
         subjects = [replace(subject, name=f"{subject.name} ({i})") for i, subject in enumerate(subjects, start=1)]
     found = Found(pictures)
     mask_files = find_masks(masks, found.names[:MOST]) if masks else None
+    if masks and not mask_files:
+        raise WeftError(f"{masks} has no mask for any of the pictures; a mask has the name of its picture.")
     explanations = []
     for i, subject in enumerate(subjects):
 

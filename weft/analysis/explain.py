@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.analysis import (
@@ -27,7 +28,7 @@ from weft.analysis import (
     rollout,
 )
 from weft.analysis.maps import block_layers, default_layer
-from weft.analysis.overlay import visible
+from weft.analysis.overlay import background, visible
 from weft.analysis.receptive import Field, receptive_fields
 from weft.analysis.saliency import grad_cam
 from weft.analysis.similarity import FEWEST
@@ -43,6 +44,7 @@ MOST = 256  # pictures that the numbers are taken over
 SHOWN = 8  # pictures that are drawn
 CLOSELY = 3  # of these, pictures whose heads and tokens are drawn
 SHOWN_LAYERS = 3  # attention layers whose heads are drawn
+TOLD = 3  # unreadable pictures that the terminal names
 FIELD_PICTURES = 16  # that the receptive field is averaged over
 
 T = TypeVar("T")
@@ -87,11 +89,16 @@ class View:
     pixels: np.ndarray  # (H, W, 1 or 3) uint8
     answer: str = ""  # the class whose Grad-CAM is shown
     sureness: float | None = None
+    of_pixels: bool = False  # sureness is the part of the pixels that a segmenter gives to the class
     truth: str = ""  # where it is known
     cams: dict[str, np.ndarray] = field(default_factory=dict)  # layer -> (h, w), the largest is 1
     rollout: np.ndarray | None = None  # (h, w)
     heads: list[Heads] = field(default_factory=list)
     tokens: list[TokenMaps] = field(default_factory=list)  # of this picture alone: (1, L, h, w)
+
+    @property
+    def share(self) -> str:
+        return f"{100 * (self.sureness or 0):.0f} %{' of the pixels' if self.of_pixels else ''}"
 
 
 @dataclass
@@ -111,14 +118,16 @@ class Explanation:
 
     def lines(self) -> Iterator[str]:
         """The answers and the most telling numbers, for a terminal."""
-        read = f"{self.pictures} pictures" + (f", {len(self.bad)} unreadable" if self.bad else "")
+        read = many(self.pictures, "picture") + (f", {len(self.bad)} unreadable" if self.bad else "")
         yield f"{self.subject.name}: {read}"
+        for name, why in self.bad[:TOLD]:
+            yield f"  {name}: {why}"
         for view in self.views:
             if view.answer:
                 truth = f" (truth: {view.truth})" if view.truth else ""
-                yield f"  {view.name}: {view.answer} {100 * (view.sureness or 0):.0f} %{truth}"
+                yield f"  {view.name}: {view.answer} {view.share}{truth}"
         for last in self.fields[-1:]:
-            yield f"  receptive field of {last.layer}: half of it in {last.side(0.5) ** 2:.0f} pixels"
+            yield f"  receptive field of {last.layer}: half of it in a square of {last.side(0.5):.0f} pixels"
         distances = [row.distance.mean for row in self.attention if row.distance and row.kind == "map"]
         if distances:
             yield f"  attention distance: {distances[0]:.1f} pixels in the first layer, {distances[-1]:.1f} in the last"
@@ -167,26 +176,30 @@ class Read:
 
 
 def read_pictures(
-    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]]
+    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]], bare: list[str]
 ) -> list[Read]:
-    """The first `MOST` of them, in batches; those that cannot be read go to `bad`."""
+    """The first `MOST` of them, in batches; those that cannot be read go to `bad`, why some have no mask to `bare`."""
     reads: list[Read] = []
     for i, name in enumerate(found.names[:MOST]):
         try:
             file = found.open(i)
             picture = subject.preprocessing.picture(file)[None]
-            mask = None if masks is None else _mask(masks.get(name), file, subject.preprocessing)[None]
         except BadPicture as error:
             bad.append((name, str(error)))
             continue
+        try:
+            mask = None if masks is None else _mask(masks.get(name), file, subject.preprocessing)[None]
+        except BadPicture as error:
+            mask = bare.append(f"{name}: {error}")
         row, last = Read([name], [label_of(subject, name)], picture, mask), reads[-1] if reads else None
-        if last and len(last.names) < BATCH and last.pictures.shape[1:] == picture.shape[1:]:
+        alike = last and last.pictures.shape[1:] == picture.shape[1:] and (last.masks is None) == (mask is None)
+        if last and alike and len(last.names) < BATCH:
             reads[-1] = _joined(last, row)
         else:
             reads.append(row)
     if not reads:
         why = f": {bad[0][0]}: {bad[0][1]}" if bad else "; name files, folders or patterns"
-        raise WeftError(f"None of the {len(found.names)} pictures can be read{why}.")
+        raise WeftError(f"No picture can be read{why}.")
     return reads
 
 
@@ -206,7 +219,7 @@ def label_of(subject: Subject, name: str) -> int:
 def _mask(file: Path | None, picture: Any, preprocessing: Preprocessing) -> Tensor:
     """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0, or not black, is foreground."""
     if file is None:
-        raise BadPicture("has no mask of the same name")
+        raise BadPicture("there is none of the same name")
     values = read_raw(file, preprocessing.max_pixels).pixels  # of a palette the positions, not the colours
     foreground = np.any(values, axis=2) if values.ndim == 3 else values > 0
     cut = replace(preprocessing, channels=1, depth=8, mean=(0.0,), std=(1.0,), interpolation="nearest")
@@ -232,8 +245,11 @@ def explain(
         masks: a file for each picture, by the picture's name.
     """
     explanation = Explanation(subject, list(layers))
-    reads = read_pictures(found, subject, masks, explanation.bad)
+    bare: list[str] = []
+    reads = read_pictures(found, subject, masks, explanation.bad, bare)
     explanation.pictures = sum(len(read.names) for read in reads)
+    if bare:
+        explanation.notes.append(f"{many(len(bare), 'picture')} without a mask, such as {bare[0]}")
     if len(found.names) > MOST:
         explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
     steps = list(_steps(explanation, reads))
@@ -272,6 +288,8 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
 
     def summarise() -> None:
         explanation.attention = mean_numbers(measured) if measured else []
+        if measured and not any(row.distance for row in explanation.attention):
+            notes.append("Its tokens have no places; the distance and the neighbourhood of attention need them.")
         shares = [row.foreground.uniform for row in explanation.attention if row.foreground]
         if shares and not 0 < shares[0] < 1:
             notes.append(f"The masks have no {'background' if shares[0] else 'foreground'} to compare with.")
@@ -340,6 +358,7 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
         view = View(name, visible(read.pictures[i], brighten=True), truth=subject.classes[label] if label >= 0 else "")
         if classes is not None and sureness is not None:
             view.answer, view.sureness = subject.classes[int(classes[i])], float(sureness[i])
+            view.of_pixels = subject.task == "segment"
         view.cams = {layer: _to_one(cam[i]) for layer, cam in cams.items()}
         view.rollout = None if rolled is None else rolled[i].numpy()
         if len(explanation.views) + i < CLOSELY:
@@ -352,14 +371,19 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
 
 @torch.no_grad()
 def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part."""
+    """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part.
+
+    The background is asked for where there is nothing else.
+    """
     if subject.task == "detect":
         return None
     answer = subject.model(x)
     if subject.task == "segment":
         given = answer["out"].argmax(dim=1).flatten(1)  # (B, h * w)
-        classes = given.mode(dim=1).values
-        return classes, (given == classes[:, None]).float().mean(dim=1)
+        parts = F.one_hot(given, answer["out"].shape[1]).double().mean(dim=1)  # (B, K)
+        plain = torch.zeros_like(parts[0]).index_fill(0, torch.tensor(background(subject.classes), dtype=torch.long), 1)
+        classes = (parts - plain.to(parts)).argmax(dim=1)
+        return classes, parts.gather(1, classes[:, None]).squeeze(1)
     scores = answer.double().sigmoid() if subject.multilabel else answer.double().softmax(dim=1)
     sureness, classes = scores.max(dim=1)
     return classes, sureness
@@ -388,16 +412,17 @@ def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
 def similarity_between(explanations: Sequence[Explanation], found: Any) -> Similarity | None:
     """How alike the layers of two models are; None and a note at the second where that cannot be said."""
     one, other = (explanation.subject for explanation in explanations)
-    if one.preprocessing != other.preprocessing:
-        note = f"Its layers are not compared with those of {one.name}: each cuts or scales pictures in its own way."
-        explanations[1].notes.append(note)
+    reads, others = (read_pictures(found, subject, None, [], []) for subject in (one, other))
+    if not comparable(reads) or not comparable(others):  # as the notes say
         return None
-    reads = read_pictures(found, one, None, [])
-    if not comparable(reads):  # as the notes say
+    if [read.names for read in reads] != [read.names for read in others]:
+        note = f"Its layers are not compared with those of {one.name}, for which other pictures are of one size."
+        explanations[1].notes.append(note)
         return None
 
     def compare() -> Similarity:
-        inputs = (one.see(read.pictures) for read in reads)
-        return feature_similarity(one.model, inputs, block_layers(one.model), other.model, block_layers(other.model))
+        inputs, as_other = ((s.see(r.pictures) for r in rs) for s, rs in ((one, reads), (other, others)))
+        layers, other_layers = block_layers(one.model), block_layers(other.model)
+        return feature_similarity(one.model, inputs, layers, other.model, other_layers, as_other)
 
     return _or_note(explanations[1], compare)

@@ -81,7 +81,7 @@ def attention_numbers(layers: Sequence[LayerAttention], masks: Tensor | None = N
 
 
 def mean_numbers(batches: Sequence[Sequence[AttentionNumbers]]) -> list[AttentionNumbers]:
-    """Of several batches of one model, every picture counting the same."""
+    """Of several batches of one model, every picture counting the same; of the foreground, all those with masks."""
     return [_mean_of_layer(numbers) for numbers in zip(*batches, strict=True)]
 
 
@@ -193,10 +193,11 @@ def _mean_of_layer(numbers: Sequence[AttentionNumbers]) -> AttentionNumbers:
     counts = [one.n for one in numbers]
 
     def mean(measures: Sequence[Any]) -> Any:
-        if None in measures:
+        known, weights = [m for m in measures if m], [n for n, m in zip(counts, measures, strict=True) if m]
+        if not known:
             return None
-        heads = zip(*(measure.heads for measure in measures), strict=True)
-        return Measure([_weighted(head, counts) for head in heads], _weighted([m.uniform for m in measures], counts))
+        heads = zip(*(measure.heads for measure in known), strict=True)
+        return Measure([_weighted(head, weights) for head in heads], _weighted([m.uniform for m in known], weights))
 
     fields = ("entropy", "distance", "local_ratio", "foreground")
     means = {field: mean([getattr(one, field) for one in numbers]) for field in fields}

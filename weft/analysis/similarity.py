@@ -37,6 +37,7 @@ def feature_similarity(
     layers: Sequence[str] | None = None,
     other: nn.Module | None = None,
     other_layers: Sequence[str] | None = None,
+    other_batches: Iterable[Tensor] | None = None,
 ) -> Similarity:
     """CKA between the outputs of layers of a model in evaluation mode, or between those of two models.
 
@@ -44,15 +45,17 @@ def feature_similarity(
         batches: (B, C, H, W) pictures, at least four in a batch; a smaller last one is left out.
         layers: names of modules; by default those of `feature_info`, the ends of stages or blocks.
         other, other_layers: the model whose layers are the columns, and these; by default they are the rows again.
+        other_batches: the same pictures as that model takes them, where it does not take them alike.
     """
     rows = feature_layers(model, layers)
     columns = rows if other is None and other_layers is None else feature_layers(other or model, other_layers)
     cka, n = CKA(), 0
-    for pictures in batches:
+    pairs = ((x, x) for x in batches) if other_batches is None else zip(batches, other_batches, strict=True)
+    for pictures, same_pictures in pairs:
         if len(pictures) < FEWEST:
             continue
         first = grams(model, pictures, rows)
-        cka.add(first, first if columns is rows else grams(other or model, pictures, columns))
+        cka.add(first, first if columns is rows else grams(other or model, same_pictures, columns))
         n += len(pictures)
     if n == 0:
         raise WeftError(f"CKA needs batches of at least {FEWEST} pictures.")
