@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 from timm.data import ImageNetInfo
 
 from weft.analysis.exhibits import READING, Exhibit, exhibits
@@ -35,8 +35,9 @@ from weft.report import data_name, read_history
 PAGE = Path(__file__).with_name("gallery.md")
 SHOWN = 4  # pictures in a figure
 NUMBERED = re.compile(r"n\d{8}")
-MOST = {"heads": 2, "tokens": 1, "similarity": 2}  # figures of a kind, of each data set, that are enough for a page
-FINE = 1.2  # pixels of a panel, or of an enlarged picture's own, that an outline is smoothed by
+MOST = {"heads": 2, "similarity": 3}  # figures of a kind, of each data set, that are enough for a page
+SMOOTH = 0.4  # pixels of a picture that it is smoothed by before it is outlined; of the panel it is 1 at least
+PAPER = 0.12  # what changes by less than this part of the strong lines stays white
 HEAD = """# Gallery: what `weft explain` shows
 
 Written by `docs/gallery.py` from the runs below, on pictures that they kept for validation. `weft explain RUN PICTURES`
@@ -46,18 +47,20 @@ makes the same of your run and your pictures, as a page, as PNG and SVG, and as 
 
 
 class Some:
-    """Some pictures of a source, from all its classes in turn, named by class and file."""
+    """Some pictures of a source, from all its classes in turn and named by them."""
 
     def __init__(self, source: Any, indices: np.ndarray, count: int):
         order = indices[np.argsort(_labels(source)[indices], kind="stable")] if source.task == "classify" else indices
         even = order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]
         step = max(1, len(even) // DRAWN)  # the first pictures, which are drawn, come from everywhere
         self.source, self.indices = source, np.concatenate([even[i::step] for i in range(step)])
-        self.names = [f"{self._label(i)}/{Path(source.names[i]).stem}" for i in self.indices]
+        self.names = [self._name(number, i) for number, i in enumerate(self.indices, start=1)]
 
-    def _label(self, index: int) -> str:
-        classes = spoken(self.source.classes)
-        return classes[int(_labels(self.source)[index])] if self.source.task == "classify" else ""
+    def _name(self, number: int, index: int) -> str:
+        if self.source.task != "classify":
+            return self.source.names[index]
+        label = spoken(self.source.classes)[int(_labels(self.source)[index])]
+        return f"{label}/{label} {number}"
 
     def open(self, index: int) -> Any:
         return self.source.open(int(self.indices[index]))
@@ -101,6 +104,8 @@ def look(runs: Sequence[Path], count: int, foreground: Sequence[str]) -> tuple[l
         found = [explain(subject, some, masks=masks) for subject in subjects]
     for explanation in found:
         explanation.views = explanation.views[:: max(1, len(explanation.views) // SHOWN)][:SHOWN]
+    for explanation in found[2:]:
+        explanation.similarity = None  # two models, and one beside the other, are enough
     return found, similarity_between(found[:2], some) if len(found) > 1 else None
 
 
@@ -116,11 +121,16 @@ def outlined(view: View) -> View:
 
 def outline(picture: np.ndarray) -> np.ndarray:
     """(H, W, 1 or 3) uint8 -> (h, w, 1) uint8, a panel: dark where the smoothed picture changes, on white."""
-    panel = Image.fromarray(shown(picture)).convert("L")
-    smooth = panel.filter(ImageFilter.GaussianBlur(FINE * max(1.0, panel.height / picture.shape[0] / 2)))
-    down, right = np.gradient(np.asarray(smooth, np.float64))
-    change = np.hypot(down, right)
-    ink = (change / max(np.percentile(change, 97), 1.0)).clip(0, 1) ** 0.8
+    panel = np.sqrt(shown(picture) @ np.array((0.299, 0.587, 0.114)))  # the root: things in the dark have outlines, too
+    sigma = max(1.0, SMOOTH * panel.shape[0] / picture.shape[0])
+    reach = round(3 * sigma)
+    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    for _ in range(2):  # down, then across
+        longer = np.pad(panel, ((reach, reach), (0, 0)), mode="edge")
+        panel = np.sum([weight * longer[i : i + len(panel)] for i, weight in enumerate(bell)], axis=0).T
+    change = np.hypot(*np.gradient(panel))
+    strong = max(np.percentile(change, 96), 1e-9)
+    ink = (change / strong - PAPER).clip(0, 1 - PAPER) / (1 - PAPER)
     return (255 * (1 - 0.9 * ink)).round().astype(np.uint8)[..., None]
 
 

@@ -143,7 +143,9 @@ def test_what_applies_to_masks_and_boxes(task, tmp_path):
     files = data / ("images" if task == "segment" else "train2017")
     (explanation,) = weft.load(tmp_path / "run", "cpu").explain(str(files)).explanations
     assert explanation.fields
-    assert explanation.attention
+    assert explanation.attention[0].name == "stages.0.blocks.0.attn"  # as in the backbone
+    assert explanation.similarity is not None
+    assert explanation.similarity.rows[0] == "stages.0.blocks.0"
     if task == "segment":
         assert explanation.views[0].answer in weft.load(tmp_path / "run", "cpu").classes
         assert explanation.views[0].cams
@@ -413,9 +415,41 @@ def test_the_gallery_shows_runs_on_their_own_pictures(run, tmp_path, monkeypatch
     gallery.write([run], tmp_path / "pictures" / "gallery", count=4, foreground=[])
     page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
     assert "`cvt_nano` | 24 x 24 | top-1" in page
+    assert "may not be passed on" not in page
     files = re.findall(r"\]\((pictures/gallery/.*?)\)", page)
     assert len(files) > 6
     assert all((tmp_path / file).stat().st_size > 500 for file in files)
+
+
+def test_the_gallery_draws_outlines_of_what_may_not_be_passed_on(run, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "PAGE", tmp_path / "gallery.md")
+    drawn = []
+    monkeypatch.setattr(gallery, "exhibits", lambda found, cross: drawn.extend(v for e in found for v in e.views) or [])
+    gallery.write([run], tmp_path / "gallery", count=4, foreground=[], outlines=[pictures.name])
+    page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
+    assert f"The photographs of {pictures.name} may not be passed on: line drawings" in page
+    assert "24 x 24" in page  # what the model saw, not how large the drawing is
+    for view in drawn:
+        assert view.pixels.shape == (224, 224, 1)
+        assert all(0 <= place < 224 for heads in view.heads for place in heads.asked or ())
+    assert drawn
+    with pytest.raises(weft.WeftError, match=rf"No run is on mnist; the data sets are {pictures.name}"):
+        gallery.write([run], tmp_path / "gallery", count=4, foreground=[], outlines=["mnist"])
+
+
+@pytest.mark.parametrize("side", [32, 160])
+def test_an_outline_is_dark_where_things_end_and_white_elsewhere(side):
+    picture = np.full((side, side, 3), 40, np.uint8)
+    picture[:, side // 2 :] = (200, 90, 90)
+    drawing = gallery.outline(picture)[..., 0]
+    assert (drawing[:, 108:116] < 128).all()
+    assert (drawing[:, :80] == 255).all()
+    assert (drawing[:, 144:] == 255).all()
+    assert (gallery.outline(np.zeros((side, side, 1), np.uint8)) == 255).all()
+
+
+def test_numbers_of_wordnet_get_their_names():
+    assert gallery.spoken(["n01440764", "bus", "n0144"]) == ["tench", "bus", "n0144"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from weft.analysis import (
     robustness,
     rollout,
 )
-from weft.analysis.maps import block_layers, default_layer
+from weft.analysis.maps import block_layers, default_layer, in_trunk
 from weft.analysis.overlay import background, visible
 from weft.analysis.receptive import Field, receptive_fields
 from weft.analysis.saliency import grad_cam
@@ -270,7 +270,7 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
     readable = attention_layers(model)
     if not readable:
         notes.append("None of the model's layers has attention that could be read.")
-    notes += [f"{name}: {why}" for name, why in left_out(model).items()]
+    notes += [f"{in_trunk(model, name)}: {why}" for name, why in left_out(model).items()]
 
     measured: list[list[AttentionNumbers]] = []
 
@@ -280,6 +280,7 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
     def look(read: Read) -> None:
         x = subject.see(read.pictures)
         found = attention_of(model, x) if readable else []
+        found = [replace(layer, name=in_trunk(model, layer.name)) for layer in found]
         if found:
             measured.append(attention_numbers(found, masks=read.masks.to(x.device) if read.masks is not None else None))
         room = SHOWN - len(explanation.views)

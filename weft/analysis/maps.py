@@ -32,6 +32,12 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return model
 
 
+def in_trunk(model: nn.Module, name: str) -> str:
+    """The name that a module of the model has in its trunk."""
+    trunk = trunk_of(model)
+    return name.removeprefix(next(f"{above}." if above else "" for above, m in model.named_modules() if m is trunk))
+
+
 def layer_of(model: nn.Module, name: str) -> nn.Module:
     modules = dict(trunk_of(model).named_modules())
     if not name or name not in modules:
@@ -61,13 +67,12 @@ def stage_layers(model: nn.Module) -> list[str]:
 
 
 def block_layers(model: nn.Module) -> list[str]:
-    """All blocks, and the levels that are not made of blocks, from the picture on, by their names in `model`."""
+    """All blocks, and the levels that are not made of blocks, from the picture on."""
     trunk = trunk_of(model)
     modules = [name for name, _ in trunk.named_modules()]
     blocks = [name for name in modules if re.search(r"(?:^|\.)(?:blocks|layer\d)\.\d+$", name)]
     others = [name for name in levels(model) if not any(block.startswith(f"{name}.") for block in blocks)]
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is trunk)
-    return [prefix + name for name in modules if name in {*blocks, *others}]
+    return [name for name in modules if name in {*blocks, *others}]
 
 
 def default_layer(model: nn.Module) -> str:

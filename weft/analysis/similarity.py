@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.analysis.maps import layer_of, trunk_of
 from weft.errors import WeftError, did_you_mean
 
 FEWEST = 4  # pictures of a batch; fewer leave nothing to estimate
@@ -43,7 +44,7 @@ def feature_similarity(
 
     Args:
         batches: (B, C, H, W) pictures, at least four in a batch; a smaller last one is left out.
-        layers: names of modules; by default those of `feature_info`, the ends of stages or blocks.
+        layers: names of modules, of a segmenter in its backbone; by default those of `feature_info`.
         other, other_layers: the model whose layers are the columns, and these; by default they are the rows again.
         other_batches: the same pictures as that model takes them, where it does not take them alike.
     """
@@ -108,7 +109,7 @@ def grams(model: nn.Module, pictures: Tensor, layers: Sequence[str]) -> Tensor:
                 tensors = output if isinstance(output, tuple | list) else [output]
                 found[name] = gram(next(x for x in tensors if isinstance(x, Tensor)))
 
-            stack.callback(model.get_submodule(name).register_forward_hook(see).remove)
+            stack.callback(layer_of(model, name).register_forward_hook(see).remove)
         model(pictures)
     for name in layers:
         if name not in found:
@@ -125,7 +126,7 @@ def feature_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
         if not info:
             raise WeftError(f"{type(model).__name__} does not say which layers have features; name them in `layers`.")
         return [entry["module"] for entry in getattr(info, "info", info)]
-    names = [name for name, _ in model.named_modules()]
+    names = [name for name, _ in trunk_of(model).named_modules()]
     for name in layers:
         if name not in names:
             raise WeftError(f"{type(model).__name__} has no layer {name!r}.{did_you_mean(name, names)}")
