@@ -69,6 +69,8 @@ def test_layers_that_are_no_maps_are_refused_in_one_line():
         grad_cam(model, torch.randn(1, 3, 32, 32), "vt.0.relation")
     with pytest.raises(weft.WeftError, match=r"Did you mean 'resnet\.layer1'"):
         layer_of(model, "resnet.layr1")
+    with pytest.raises(weft.WeftError, match=r"no layer 'xyz'\. Some that it has: .*resnet\.layer3, vt\.0\.$"):
+        layer_of(model, "xyz")
     assert block_layers(model)[-1] == "vt.0"
 
 

@@ -42,21 +42,24 @@ def layer_of(model: nn.Module, name: str) -> nn.Module:
     modules = dict(trunk_of(model).named_modules())
     if not name or name not in modules:
         known = [known for known in modules if known]
-        raise WeftError(
-            f"The model has no layer {name!r}.{did_you_mean(name, known) or f' It has {known[0]} to {known[-1]}.'}"
-        )
+        some = ", ".join(_offered(trunk_of(model))[-STAGES:] or known[:STAGES])
+        raise WeftError(f"The model has no layer {name!r}.{did_you_mean(name, known) or f' Some that it has: {some}.'}")
     return modules[name]
 
 
 def levels(model: nn.Module) -> list[str]:
     """The layers whose maps the model offers as features, from the picture on."""
-    trunk: Any = trunk_of(model)
-    infos = [info["module"] for info in getattr(trunk, "feature_info", [])]
-    modules = dict(trunk.named_modules())
-    found = [name for name in infos if name in modules]  # a trunk under a head has lost the last ones
+    trunk = trunk_of(model)
+    found = _offered(trunk)
     if not found:
         raise WeftError(f"{type(trunk).__name__} does not say which of its layers give maps; name one with --layer.")
     return found
+
+
+def _offered(trunk: Any) -> list[str]:
+    modules = dict(trunk.named_modules())
+    infos = [info["module"] for info in getattr(trunk, "feature_info", [])]
+    return [name for name in infos if name in modules]  # a trunk under a head has lost the last ones
 
 
 def stage_layers(model: nn.Module) -> list[str]:
