@@ -16,9 +16,18 @@ from torch import nn
 import weft
 from docs import gallery
 from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
-from weft.analysis import AttentionNumbers, Measure
+from weft.analysis import AttentionNumbers, Measure, Similarity
 from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.analysis.explain import Explanation, _answers, explain, label_of, read_pictures, similarity_between
+from weft.analysis.explain import (
+    Explanation,
+    Heads,
+    View,
+    _answers,
+    explain,
+    label_of,
+    read_pictures,
+    similarity_between,
+)
 from weft.analysis.explain_page import _chart
 from weft.analysis.figures import draw, write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
@@ -446,6 +455,18 @@ def test_an_outline_is_dark_where_things_end_and_white_elsewhere(side):
     assert (drawing[:, :80] == 255).all()
     assert (drawing[:, 144:] == 255).all()
     assert (gallery.outline(np.zeros((side, side, 1), np.uint8)) == 255).all()
+
+
+def test_the_gallery_shows_one_model_beside_another_and_not_all_figures(run):
+    """Of three models: the similarity of two and between these, and the heads of two."""
+    subject, one = open_subject(str(run), "cpu"), Similarity(["a"], ["a"], [[1.0]], 9)
+    heads = [Heads("a", np.ones((1, 2, 2)), None)]
+    views = [View(f"{i}", np.zeros((4, 4, 3), np.uint8), heads=heads) for i in range(2)]
+    found = [Explanation(replace(subject, name=name), [], views) for name in "xyz"]
+    for explanation in found[:2]:
+        explanation.similarity = one
+    details = [e.detail for e in gallery.chosen(exhibits(found, one))]
+    assert details == ["x, 0", "y, 0", "x", "y", "x and y"]
 
 
 def test_numbers_of_wordnet_get_their_names():

@@ -330,7 +330,7 @@ def _similarities(explanations: Sequence[Explanation], cross: Similarity | None)
         if explanation.similarity:
             yield _matrix(explanation.similarity, explanation.subject.name)
     if cross:
-        yield _matrix(cross, " and ".join(e.subject.name for e in explanations))
+        yield _matrix(cross, " and ".join(e.subject.name for e in explanations[:2]))
 
 
 def _matrix(similarity: Similarity, detail: str) -> Matrix:
