@@ -466,7 +466,7 @@ def test_the_gallery_shows_one_model_beside_another_and_not_all_figures(run):
     for explanation in found[:2]:
         explanation.similarity = one
     details = [e.detail for e in gallery.chosen(exhibits(found, one))]
-    assert details == ["x, 0", "y, 0", "x", "y", "x and y"]
+    assert details == ["x, 0", "y, 0", "x", "y", "x (rows) and y (columns)"]
 
 
 def test_numbers_of_wordnet_get_their_names():

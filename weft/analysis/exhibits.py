@@ -330,7 +330,8 @@ def _similarities(explanations: Sequence[Explanation], cross: Similarity | None)
         if explanation.similarity:
             yield _matrix(explanation.similarity, explanation.subject.name)
     if cross:
-        yield _matrix(cross, " and ".join(e.subject.name for e in explanations[:2]))
+        first, second = (e.subject.name for e in explanations[:2])
+        yield _matrix(cross, f"{first} (rows) and {second} (columns)")
 
 
 def _matrix(similarity: Similarity, detail: str) -> Matrix:

@@ -96,8 +96,8 @@ def _lines(lines: Lines) -> "Figure":
 
 
 def _matrix(matrix: Matrix) -> "Figure":
-    side = max(2.6, 0.19 * max(matrix.values.shape) + 1.4)
-    figure = new_figure(side + 0.6, side)
+    height, width = (max(2.6, 0.19 * side + 1.4) for side in matrix.values.shape)
+    figure = new_figure(width + 0.6, height)
     axes = figure.subplots()
     image = axes.imshow(matrix.values, cmap=COLOURS, vmin=0, vmax=1)
     axes.set_xticks(np.arange(len(matrix.columns)), [_plain(name) for name in matrix.columns], rotation=90, fontsize=6)
