@@ -42,9 +42,9 @@ docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures
 	$(BIN)/python -m docs.counts
 	$(BIN)/python -m docs.draw
 
-gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks)
+gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks, OUTLINES="camvid" in place of photographs)
 	@test -n "$(RUNS)" || { echo 'Say which runs: make gallery RUNS="runs/a runs/b"'; exit 2; }
-	$(BIN)/python -m docs.gallery --runs $(RUNS) --foreground $(FOREGROUND)
+	$(BIN)/python -m docs.gallery --runs $(RUNS) --foreground $(FOREGROUND) --outlines $(OUTLINES)
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results

@@ -1,7 +1,9 @@
 """`weft explain`: what it writes, for every task, and what it says where something is wrong."""
 
 import json
+import math
 import re
+import weakref
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -9,16 +11,29 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import weft
 from docs import gallery
 from tests.small_runs import dense, make_pictures, make_squares, refused, tiny_run
+from weft.analysis import AttentionNumbers, Measure, Similarity
 from weft.analysis.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.analysis.explain import explain, label_of, read_pictures
-from weft.analysis.figures import write_figures
+from weft.analysis.explain import (
+    Explanation,
+    Heads,
+    View,
+    _answers,
+    explain,
+    label_of,
+    read_pictures,
+    similarity_between,
+)
+from weft.analysis.explain_page import _chart
+from weft.analysis.figures import draw, write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
-from weft.explaining import find_masks, open_subject
-from weft.figures import FORMATS
+from weft.data.transforms import Preprocessing
+from weft.explaining import explain_subjects, find_masks, open_subject, told_apart
+from weft.figures import FORMATS, INKS
 from weft.pictures import Found
 
 
@@ -68,6 +83,7 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
     assert np.shape(ours["shown"][0]["grad_cam"]["stages.2.embed"]) == (3, 3)
     area = 12**2 / 24**2  # of the masks, which even attention hits
     assert ours["attention"][0]["foreground"]["uniform"] == pytest.approx(area, abs=0.02)
+    assert ours["attention"][0]["contrast"]["uniform"] == 1
     assert {row["kind"] for row in ours["robustness"]} == {"scale", "shift"}
     assert content["similarity_between"]["rows"] != content["similarity_between"]["columns"]
 
@@ -94,11 +110,12 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
         (["nowhere/run", "x.png"], ["nowhere/run does not exist", "run or model folder"]),
         (["cvt_13x", "x.png"], ["no model 'cvt_13x'", "Did you mean 'cvt_13'"]),
         (["RUN"], ["No pictures given"]),
-        (["RUN", "missing.png"], ["None of the 1 pictures can be read", "missing.png"]),
-        (["RUN", "BROKEN"], ["None of the 1 pictures can be read", "broken.png"]),
+        (["RUN", "missing.png"], ["No picture can be read", "missing.png"]),
+        (["RUN", "BROKEN"], ["No picture can be read", "broken.png"]),
         (["RUN", "PICTURES", "--layer", "stages.9"], ["no layer 'stages.9'"]),
         (["RUN", "PICTURES", "--layer", "head"], ["no map of the picture"]),
         (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is no folder of masks"]),
+        (["RUN", "PICTURES", "--masks", "RUN"], ["has no mask for any of the pictures"]),
         (["RUN", "PICTURES", "--out", "RUN"], ["already exists"]),
         (["RUN", "PICTURES", "--device", "tpu9"], ["tpu9"]),
     ],
@@ -135,7 +152,9 @@ def test_what_applies_to_masks_and_boxes(task, tmp_path):
     files = data / ("images" if task == "segment" else "train2017")
     (explanation,) = weft.load(tmp_path / "run", "cpu").explain(str(files)).explanations
     assert explanation.fields
-    assert explanation.attention
+    assert explanation.attention[0].name == "stages.0.blocks.0.attn"  # as in the backbone
+    assert explanation.similarity is not None
+    assert explanation.similarity.rows[0] == "stages.0.blocks.0"
     if task == "segment":
         assert explanation.views[0].answer in weft.load(tmp_path / "run", "cpu").classes
         assert explanation.views[0].cams
@@ -160,18 +179,192 @@ def test_a_name_is_a_model_with_random_weights(pictures):
     assert all(title(exhibit) and reading(exhibit).count(".") >= 2 for exhibit in found)
 
 
+class Plain(nn.Module):
+    """A classifier that says nothing about its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean(dim=(2, 3))
+
+
+def test_what_a_model_does_not_offer_becomes_a_note(run, pictures):
+    subject = replace(open_subject(str(run), "cpu"), model=Plain().eval())
+    explanation = explain(subject, Found(str(pictures)))
+    assert explanation.robustness
+    assert (explanation.layers, explanation.fields, explanation.similarity) == ([], [], None)
+    assert sum("Plain does not say which of its layers give maps" in note for note in explanation.notes) == 1
+    assert [exhibit.kind for exhibit in exhibits([explanation])] == ["scale", "shift"]
+
+
+def test_layers_with_one_key_have_no_relative_entropy(run):
+    """PVT at 32 pixels reduces the keys of a stage to one; its entropy is 0, and so is that of even attention."""
+    keys = {"one": Measure([0.0, 0.0], 0.0), "nine": Measure([1.0, 2.0], math.log(9))}
+    rows = [AttentionNumbers(name, "map", 1, entropy, None, None, None) for name, entropy in keys.items()]
+    (lines,) = exhibits([Explanation(open_subject(str(run), "cpu"), [], attention=rows)])
+    assert isinstance(lines, Lines)
+    assert lines.labels == [("cvt_nano", ["nine"])]
+    assert lines.curves[0].ys == pytest.approx([1.5 / math.log(9)])
+
+
+def test_one_batch_at_a_time_is_on_the_device(run, pictures, monkeypatch):
+    for name, value in {"BATCH": 4, "FIELD_PICTURES": 4}.items():
+        monkeypatch.setattr(f"weft.analysis.explain.{name}", value)
+    made, most = [], []
+
+    def normalise(self, x, as_always=Preprocessing.normalise):
+        most.append(sum(ref() is not None for ref in made))
+        made.append(weakref.ref(y := as_always(self, x)))
+        return y
+
+    monkeypatch.setattr(Preprocessing, "normalise", normalise)
+    explain(open_subject(str(run), "cpu"), Found(str(pictures)))
+    assert len(most) > 9
+    assert max(most) <= 1  # the one before, which a loop still names
+
+
+def test_a_picture_of_another_size_leaves_the_similarity_to_the_others(tmp_path):
+    data = make_squares(tmp_path / "data", "masks", count=6)
+    tiny_run(data, tmp_path / "run", **dense("fpn", epochs=1))
+    Image.new("RGB", (40, 72)).save(tmp_path / "odd.png")
+    files = [tmp_path / "odd.png", *sorted((data / "images").iterdir())]
+    (explanation,) = weft.load(tmp_path / "run", "cpu").explain(files).explanations
+    assert explanation.similarity is not None
+    assert explanation.similarity.n == 6
+
+
+def test_models_that_see_differently_are_compared_by_what_each_sees(run, pictures):
+    one = open_subject(str(run), "cpu")
+    other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(32, 32)))
+    found, explanations = Found(str(pictures)), [Explanation(subject, []) for subject in (one, other)]
+    cross = similarity_between(explanations, found)
+    assert cross is not None
+    assert cross.n == 12
+    assert 0.3 < cross.cka[0][0] < 1 - 1e-6  # the same weights, not the same pixels
+    itself = similarity_between([explanations[0]] * 2, found)
+    assert itself is not None
+    assert itself.cka[0][0] == pytest.approx(1)
+
+
+def test_models_with_other_pictures_of_one_size_are_not_compared_and_say_so(run, pictures, tmp_path):
+    """What keeps its shape comes in other batches than what is cut to a square."""
+    for i, side in enumerate((24, 24, 24, 24, 40)):
+        Image.new("RGB", (24, side)).save(tmp_path / f"{i}.png")
+    one = open_subject(str(run), "cpu")
+    other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(24, 99), crop_mode="fit"))
+    explanations = [Explanation(subject, []) for subject in (one, other)]
+    assert similarity_between(explanations, Found(str(tmp_path))) is None
+    assert "Its layers are not compared with those of cvt_nano" in explanations[1].notes[-1]
+
+
+@pytest.mark.parametrize(("parts", "answer"), [((0.7, 0.1, 0.2), "b"), ((1.0, 0.0, 0.0), "background")])
+def test_a_segmenter_is_asked_for_more_than_the_background(parts, answer, run):
+    counts = [round(10 * part) for part in parts]
+    given = torch.cat([torch.full((count,), i) for i, count in enumerate(counts)])
+
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return {"out": nn.functional.one_hot(given, 3).T.reshape(1, 3, 2, 5).float()}
+
+    subject = replace(open_subject(str(run), "cpu"), model=Fixed(), classes=["background", "a", "b"], task="segment")
+    found = _answers(subject, torch.zeros(1, 3, 2, 5))
+    assert found is not None
+    classes, shares = found
+    assert subject.classes[int(classes)] == answer
+    assert shares.item() == pytest.approx(parts[int(classes)])
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["runs/a/model", "runs/b/model"], ["m (a/model)", "m (b/model)", "other"]),
+        (["runs/a", "runs/b"], ["m (a)", "m (b)", "other"]),
+        (["x/y/model", "model"], ["m (y/model)", "m (HERE/model)", "other"]),
+    ],
+)
+def test_models_of_one_name_are_told_apart_by_their_places(places, names, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    subject = open_subject(str(run), "cpu")
+    subjects = [replace(subject, name="m"), replace(subject, name="m"), replace(subject, name="other")]
+    found = [one.name for one in told_apart(subjects, [*places, "elsewhere/model"])]
+    assert found == [name.replace("HERE", tmp_path.name) for name in names]
+
+
+# Masks --------------------------------------------------------------------------------------------------------------
+
+
+def save_masks(folder, **values):
+    """Masks of one value each, by path without ending."""
+    for path, value in values.items():
+        file = folder / f"{path}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((24, 24), value, np.uint8)).save(file)
+
+
 def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_path):
     subject = open_subject(str(run), "cpu")
     (tmp_path / "deep").mkdir()
     left = np.zeros((24, 24), np.uint8)
     left[:, :12] = 7
     Image.fromarray(left).save(tmp_path / "deep" / "0.png")
-    bad = []
-    (read,) = read_pictures(Found(str(pictures / "class 0")), subject, find_masks(tmp_path), bad)
+    bare, found = [], Found(str(pictures / "class 0"))
+    read, others = read_pictures(found, subject, find_masks(tmp_path, found.names), [], bare)
     assert read.masks is not None
+    assert (len(read.names), len(others.names), others.masks) == (1, 3, None)
     assert read.masks[0].float().mean() == pytest.approx(0.5, abs=0.03)
     assert not read.masks[0, :, -1].any()
-    assert [why for _, why in bad] == ["has no mask of the same name"] * 3
+    assert [line.split(": ")[1] for line in bare] == ["there is none of the same name"] * 3
+
+
+def test_masks_of_equal_names_belong_to_their_folders(run, pictures, tmp_path):
+    """Classes number their pictures each from 0 on."""
+    save_masks(tmp_path, **{f"{kind}/0": value for kind, value in (("class 0", 255), ("class 1", 0))})
+    found, subject = Found([str(pictures / f"class {i}" / "0.png") for i in range(3)]), open_subject(str(run), "cpu")
+    read, other = read_pictures(found, subject, find_masks(tmp_path, found.names), [], [])
+    assert read.masks is not None
+    assert read.masks.float().mean(dim=(1, 2)).tolist() == [1, 0]
+    assert other.masks is None  # that of another class is none
+
+
+@pytest.mark.parametrize(
+    ("masks", "names", "words"),
+    [
+        (["a/0", "b/0"], ["0.jpg"], r"0\.jpg may have the mask .*a.0\.png or .*b.0\.png; put the masks into folders"),
+        (["0"], ["x/a/0.jpg", "x/b/0.jpg"], r"The mask .*0\.png may be that of x/a/0\.jpg or x/b/0\.jpg; put the"),
+    ],
+)
+def test_masks_of_unknown_pictures_are_refused(masks, names, words, tmp_path):
+    save_masks(tmp_path, **dict.fromkeys(masks, 1))
+    with pytest.raises(weft.WeftError, match=words):
+        find_masks(tmp_path, names)
+
+
+@pytest.mark.parametrize("kind", ["palette", "colours"])
+def test_what_is_not_0_in_a_mask_is_foreground_whatever_its_colours(kind, run, tmp_path):
+    values = np.zeros((24, 24), np.uint8)
+    values[:12, :12] = 1
+    if kind == "palette":
+        mask = Image.fromarray(values, "P")
+        mask.putpalette([255, 255, 255, 0, 0, 0])  # 0 is white, 1 is black
+    else:
+        mask = Image.fromarray(values[..., None] * np.array([0, 0, 1], np.uint8))  # a blue that is nearly black
+    mask.save(tmp_path / "x.png")
+    Image.new("RGB", (24, 24)).save(tmp_path / "x.jpg")
+    subject = open_subject(str(run), "cpu")
+    subject = replace(subject, preprocessing=replace(subject.preprocessing, crop_pct=1.0))
+    masks = {str(tmp_path / "x.jpg"): tmp_path / "x.png"}
+    (read,) = read_pictures(Found(str(tmp_path / "x.jpg")), subject, masks, [], [])
+    assert read.masks is not None
+    assert read.masks.float().mean().item() == 0.25
+
+
+def test_masks_without_foreground_get_a_note(run, pictures, tmp_path):
+    save_masks(tmp_path, **dict.fromkeys("0123", 0))
+    explained = explain_subjects([open_subject(str(run), "cpu")], str(pictures / "class 0"), masks=tmp_path)
+    assert "The masks have no foreground to compare with." in explained.explanations[0].notes
+    assert "foreground" not in {exhibit.kind for exhibit in explained.exhibits()}
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------
@@ -190,6 +383,22 @@ def test_colours_follow_the_values():
     assert (marked[58, 118] == INK).all()
     framed = squares(np.zeros((100, 100, 3), np.uint8), (50, 50), (25.0, 25.0), [10.0])
     assert np.argwhere((framed == INK).all(axis=2)).min(axis=0).tolist() == [40, 40]
+
+
+def test_a_model_has_the_same_colour_in_all_charts():
+    """Also where the other one has no curve."""
+    curve = Curve("second", [1, 2], [0.5, 1], [], model=1)
+    chart = _chart(Lines("distance", "", "layer", "pixels", [curve], [], models=2))
+    assert chart is not None
+    assert ([line.ink for line in chart.lines], chart.legend) == ([2], True)
+    figure = draw(Lines("distance", "", "layer", "pixels", [curve], [], models=2))
+    assert [line.get_color() for line in figure.axes[0].lines] == [INKS[1]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["second"]
+
+
+def test_what_hardly_differs_does_not_look_as_if_it_did():
+    picture, values = np.full((8, 8, 3), 128, np.uint8), np.array([[1.0, 1.01], [0.99, 1.0]])
+    assert np.ptp(over(picture, values, 0.99, 2.0).astype(int)) < 25 < np.ptp(over(picture, values, 0.99).astype(int))
 
 
 def test_figures_have_names_of_their_own_and_no_dates(tmp_path):
@@ -217,9 +426,53 @@ def test_the_gallery_shows_runs_on_their_own_pictures(run, tmp_path, monkeypatch
     gallery.write([run], tmp_path / "pictures" / "gallery", count=4, foreground=[])
     page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
     assert "`cvt_nano` | 24 x 24 | top-1" in page
+    assert "may not be passed on" not in page
     files = re.findall(r"\]\((pictures/gallery/.*?)\)", page)
     assert len(files) > 6
     assert all((tmp_path / file).stat().st_size > 500 for file in files)
+
+
+def test_the_gallery_draws_outlines_of_what_may_not_be_passed_on(run, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "PAGE", tmp_path / "gallery.md")
+    drawn = []
+    monkeypatch.setattr(gallery, "exhibits", lambda found, cross: drawn.extend(v for e in found for v in e.views) or [])
+    gallery.write([run], tmp_path / "gallery", count=4, foreground=[], outlines=[pictures.name])
+    page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
+    assert f"The photographs of {pictures.name} may not be passed on: line drawings" in page
+    assert "24 x 24" in page  # what the model saw, not how large the drawing is
+    for view in drawn:
+        assert view.pixels.shape == (224, 224, 1)
+        assert all(0 <= place < 224 for heads in view.heads for place in heads.asked or ())
+    assert drawn
+    with pytest.raises(weft.WeftError, match=rf"No run is on mnist; the data sets are {pictures.name}"):
+        gallery.write([run], tmp_path / "gallery", count=4, foreground=[], outlines=["mnist"])
+
+
+@pytest.mark.parametrize("side", [32, 160])
+def test_an_outline_is_dark_where_things_end_and_white_elsewhere(side):
+    picture = np.full((side, side, 3), 40, np.uint8)
+    picture[:, side // 2 :] = (200, 90, 90)
+    drawing = gallery.outline(picture)[..., 0]
+    assert (drawing[:, 108:116] < 128).all()
+    assert (drawing[:, :80] == 255).all()
+    assert (drawing[:, 144:] == 255).all()
+    assert (gallery.outline(np.zeros((side, side, 1), np.uint8)) == 255).all()
+
+
+def test_the_gallery_shows_one_model_beside_another_and_not_all_figures(run):
+    """Of three models: the similarity of two and between these, and the heads of two."""
+    subject, one = open_subject(str(run), "cpu"), Similarity(["a"], ["a"], [[1.0]], 9)
+    heads = [Heads("a", np.ones((1, 2, 2)), None)]
+    views = [View(f"{i}", np.zeros((4, 4, 3), np.uint8), heads=heads) for i in range(2)]
+    found = [Explanation(replace(subject, name=name), [], views) for name in "xyz"]
+    for explanation in found[:2]:
+        explanation.similarity = one
+    details = [e.detail for e in gallery.chosen(exhibits(found, one))]
+    assert details == ["x, 0", "y, 0", "x", "y", "x (rows) and y (columns)"]
+
+
+def test_numbers_of_wordnet_get_their_names():
+    assert gallery.spoken(["n01440764", "bus", "n0144"]) == ["tench", "bus", "n0144"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,17 @@ def test_layers_that_are_no_maps_are_refused_in_one_line():
         grad_cam(model, torch.randn(1, 3, 32, 32), "vt.0.relation")
     with pytest.raises(weft.WeftError, match=r"Did you mean 'resnet\.layer1'"):
         layer_of(model, "resnet.layr1")
+    with pytest.raises(weft.WeftError, match=r"no layer 'xyz'\. Some that it has: .*resnet\.layer3, vt\.0\.$"):
+        layer_of(model, "xyz")
     assert block_layers(model)[-1] == "vt.0"
+
+
+def test_class_tokens_of_models_whose_blocks_have_other_names():
+    with torch.device("meta"):
+        volo, coat = timm.create_model("volo_d1_224"), timm.create_model("coat_lite_tiny")
+    assert default_layer(volo) == "network.4"
+    with pytest.raises(weft.WeftError, match=r"CoaT does not say which of its layers give maps"):
+        default_layer(coat)
 
 
 # Grad-CAM -----------------------------------------------------------------------------------------------------------
@@ -200,6 +210,9 @@ def test_sizes_of_a_field():
     assert field.side(1.0) == 8  # as many pixels as a square of 8 x 8
     assert field.side(0.25) == 4
     assert field.centre == (9, 10)
+    values[9, 18] = 3
+    assert field.centre == pytest.approx(((64 * 9 + 3 * 9.5) / 67, (64 * 10 + 3 * 18.5) / 67))
+    values[9, 18] = 0
     assert field.numbers() == {"layer": "x", "side_50": round(32**0.5, 2), "side_95": round(61**0.5, 2)}
 
 

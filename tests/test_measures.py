@@ -31,7 +31,7 @@ from weft.analysis import (
     robustness,
     rollout,
 )
-from weft.analysis.attention_flow import spread
+from weft.analysis.attention_flow import nearest, spread
 from weft.analysis.attention_readers import Scores
 from weft.analysis.invariance import scaled, shifted
 from weft.analysis.similarity import gram, hsic
@@ -56,6 +56,17 @@ def planted(weights: Tensor, queries: Tokens, keys: Tokens) -> LayerAttention:
     return layer_of(Scores(weights.double().clamp(min=1e-300).log(), eye, 1.0), queries, keys)
 
 
+def near_pairs(queries: Grid, keys: Grid) -> Tensor:
+    """(queries, keys): 1 in the 3 x 3 keys around that at the smallest distance, of several the last."""
+    near = torch.zeros(queries.height * queries.width, keys.height * keys.width, dtype=torch.float64)
+    for i, place in enumerate(queries.centers().tolist()):
+        distances = [math.dist(place, key) for key in keys.centers().tolist()]
+        middle = divmod(max(j for j, far in enumerate(distances) if far == min(distances)), keys.width)
+        for j in range(len(distances)):
+            near[i, j] = max(abs(a - b) for a, b in zip(divmod(j, keys.width), middle, strict=True)) <= 1
+    return near
+
+
 def uniform(queries: Tokens, keys: Tokens, heads: int = 2) -> LayerAttention:
     q, k = (torch.zeros(1, heads, len(tokens), 1, dtype=torch.float64) for tokens in (queries, keys))
     return layer_of(Scores(q, k, 1.0), queries, keys)
@@ -72,6 +83,7 @@ def test_uniform_attention_has_the_numbers_that_arithmetic_says(height, width, k
     assert numbers.distance is not None
     assert numbers.local_ratio is not None
     assert numbers.distance.heads == pytest.approx([wanted] * 2)
+    assert numbers.local_ratio.heads == pytest.approx([float(near_pairs(asking, asked).mean())] * 2)
     for measure in (numbers.entropy, numbers.distance, numbers.local_ratio):
         assert measure.heads == pytest.approx([measure.uniform] * 2)
 
@@ -98,6 +110,7 @@ def test_a_planted_local_pattern_has_ratio_1():
     near = torch.zeros(30, 30)
     for (i, a), (j, b) in itertools.product(enumerate(itertools.product(range(5), range(6))), repeat=2):
         near[i, j] = abs(a[0] - b[0]) <= 1 and abs(a[1] - b[1]) <= 1
+    assert torch.equal(near.double(), near_pairs(grid(5, 6), grid(5, 6)))
     whole = torch.zeros(1, 3, 31, 31)
     whole[..., 0, 0] = 1
     parts = [part / part.sum(dim=1, keepdim=True) for part in (near, 1 - near)]
@@ -123,6 +136,9 @@ def test_numbers_are_those_of_loops(height, width, cells, seed):
     found = attention_distance(layer)
     assert found is not None
     assert found.heads == pytest.approx((weights * distance).sum(3).mean((0, 2)).tolist())
+    local = local_ratio(layer)
+    assert local is not None
+    assert local.heads == pytest.approx((weights * near_pairs(queries, keys)).sum(3).mean((0, 2)).tolist())
     entropy = -(weights * weights.log()).sum(3).mean((0, 2))
     assert attention_entropy(layer).heads == pytest.approx(entropy.tolist())
 
@@ -143,6 +159,34 @@ def test_attention_on_the_foreground(extra):
     assert found.heads == pytest.approx([found.uniform, 0.75])
     with pytest.raises(WeftError, match="1 masks do not fit 2 pictures"):
         foreground_attention(planted(weights, tokens, tokens), masks[:1])
+
+
+def test_a_pixel_in_the_middle_of_two_keys_has_the_later_one():
+    """Every second token is a key, or every second pixel a token."""
+    assert nearest(grid(1, 4, cells=2), grid(1, 8)).tolist() == [0, 1, 1, 2, 2, 3, 3, 3]
+    assert [Grid(1, 4, (2, 2), (0, 0)).index(0, x) for x in range(7)] == [0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("share", "covered", "times"), [(0.5, 1, 3), (0.25, 1, 1), (0.1, 2, 1 / 9)])
+def test_the_foreground_against_the_background(share, covered, times):
+    """Of four tokens some are covered: half of the attention on one is three times what the others have each."""
+    tokens, even = Tokens(0, grid(1, 4)), torch.full((1, 1, 4, 4), (1 - share) / (4 - covered))
+    even[..., :covered] = share / covered
+    masks = torch.zeros(1, 4, 16)
+    masks[:, :, : 4 * covered] = 1
+    (numbers,) = attention_numbers([planted(even, tokens, tokens)], masks)
+    assert numbers.contrast is not None
+    assert [*numbers.contrast.heads, numbers.contrast.uniform] == pytest.approx([times, 1])
+    assert numbers.to_dict()["contrast"]["heads"] == numbers.contrast.heads
+
+
+@pytest.mark.parametrize("foreground", [0.0, 1.0])
+def test_without_foreground_or_background_nothing_is_compared(foreground):
+    tokens = Tokens(0, grid(2, 2))
+    (numbers,) = attention_numbers([uniform(tokens, tokens)], torch.full((1, 8, 8), foreground))
+    assert numbers.foreground is not None
+    assert numbers.contrast is None
+    assert numbers.to_dict()["contrast"] is None
 
 
 def test_only_the_class_token_looks_at_the_foreground():
@@ -269,6 +313,20 @@ def test_cka_of_equal_features_is_1_whatever_their_rotation_scale_and_shift():
     assert cka(x, -3 * x) == pytest.approx(1)
     assert cka(x, x + 5) == pytest.approx(1)
     assert cka(x, x.flatten(1) * torch.arange(12)) < 0.95
+
+
+def test_pictures_count_the_same_in_batches_of_any_size():
+    """The sums of both batches, of which one has three times as many pictures."""
+    x, y = torch.randn(16, 3, dtype=torch.float64), torch.randn(16, 4, dtype=torch.float64)
+    meter = CKA()
+    for part in (slice(4), slice(4, 16)):
+        meter.add(gram(x[part])[None], gram(y[part])[None])
+
+    def total(a: Tensor, b: Tensor) -> Tensor:
+        return hsic(gram(a[:4]), gram(b[:4])) + 3 * hsic(gram(a[4:]), gram(b[4:]))
+
+    norm = (total(x, x) * total(y, y)).clamp(min=0).sqrt()
+    assert float(meter.matrix()) == pytest.approx(float(total(x, y) / norm) if norm > 0 else 0)
 
 
 def test_cka_of_unrelated_features_is_near_0():

@@ -1,15 +1,17 @@
 """`weft explain` and `weft.load(run).explain(...)`: runs and names of models as subjects, then analysis and files."""
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import groupby, takewhile
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 
 from weft.analysis.exhibits import Exhibit, exhibits
-from weft.analysis.explain import Explanation, Progress, Subject, explain, similarity_between
+from weft.analysis.explain import MOST, Explanation, Progress, Subject, explain, similarity_between
 from weft.analysis.explain_page import write_explanation
 from weft.analysis.maps import trunk_of
 from weft.data.sources import PICTURE_ENDINGS
@@ -21,6 +23,7 @@ from weft.predict import Predictor, load, timms_preprocessing
 from weft.predict_dense import DensePredictor
 
 SEED = 0  # of random weights
+LIKE_PICTURES = "put the masks into folders of the same names as the pictures"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ def explain_subjects(
     """Looks into one model, or two, by the same pictures; `layers`, of Grad-CAM, are those of the first model."""
     if len({subject.name for subject in subjects}) < len(subjects):
         subjects = [replace(subject, name=f"{subject.name} ({i})") for i, subject in enumerate(subjects, start=1)]
-    found, mask_files = Found(pictures), find_masks(masks) if masks else None
+    found = Found(pictures)
+    mask_files = find_masks(masks, found.names[:MOST]) if masks else None
+    if masks and not mask_files:
+        raise WeftError(f"{masks} has no mask for any of the pictures; a mask has the name of its picture.")
     explanations = []
     for i, subject in enumerate(subjects):
 
@@ -62,14 +68,38 @@ def explain_subjects(
 
         chosen = layers if i == 0 else ()
         explanations.append(explain(subject, found, layers=chosen, masks=mask_files, progress=tell))
-    return Explained(explanations, similarity_between(subjects, found) if len(subjects) == 2 else None)
+    return Explained(explanations, similarity_between(explanations, found) if len(subjects) == 2 else None)
 
 
-def find_masks(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """The masks in a folder, by their names without ending."""
-    if not Path(folder).is_dir():
+def find_masks(folder: str | os.PathLike[str], names: Iterable[str]) -> dict[str, Path]:
+    """The masks of pictures: of the same name without ending and, where several have it, in the same folders.
+
+    Raises where the folders do not tell whose mask it is.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
         raise WeftError(f"{folder} is no folder of masks; give one with a mask for each picture, of the same name.")
-    return {file.stem: file for file in sorted(Path(folder).rglob("*")) if file.suffix.lower() in PICTURE_ENDINGS}
+
+    def fit(pair: tuple[str, Path]) -> int:
+        """How many of the innermost folders of a picture and of a mask have the same names."""
+        folders = [reversed(PurePath(path).parts[:-1]) for path in (pair[0], pair[1].relative_to(folder))]
+        return len(list(takewhile(lambda two: two[0] == two[1], zip(*folders, strict=False))))
+
+    files: dict[str, list[Path]] = defaultdict(list)
+    for file in sorted(folder.rglob("*")):
+        if file.suffix.lower() in PICTURE_ENDINGS:
+            files[file.stem].append(file)
+    pairs = [(name, file) for name in dict.fromkeys(names) for file in files[PurePath(name).stem]]
+    found: dict[str, Path] = {}
+    taken: dict[Path, str] = {}
+    for _, alike in groupby(sorted(pairs, key=fit, reverse=True), key=fit):
+        for name, file in [(name, file) for name, file in alike if name not in found and file not in taken]:
+            if name in found:
+                raise WeftError(f"{name} may have the mask {found[name]} or {file}; {LIKE_PICTURES}.")
+            if file in taken:
+                raise WeftError(f"The mask {file} may be that of {taken[file]} or {name}; {LIKE_PICTURES}.")
+            found[name], taken[file] = file, name
+    return found
 
 
 # Subjects -----------------------------------------------------------------------------------------------------------
@@ -81,12 +111,19 @@ def open_subjects(run: str, against: str = "", device: str = "auto") -> list[Sub
     if not against:
         return [first]
     second = open_subject(against, device, like=first)
-    if first.name == second.name:
-        first, second = (
-            replace(subject, name=f"{subject.name} ({Path(place).resolve().name})")
-            for subject, place in ((first, run), (second, against))
-        )
-    return [first, second]
+    return told_apart([first, second], [run, against])
+
+
+def told_apart(subjects: Sequence[Subject], places: Sequence[str | os.PathLike[str]]) -> list[Subject]:
+    """Where models have the same name, with as much of the end of their places as sets these apart."""
+    names, paths = [subject.name for subject in subjects], [Path(place).resolve() for place in places]
+    named = []
+    for subject, path in zip(subjects, paths, strict=True):
+        same = [other.parts for name, other in zip(names, paths, strict=True) if name == subject.name and other != path]
+        n = next(n for n in range(1, len(path.parts) + 1) if all(o[-n:] != path.parts[-n:] for o in same))
+        tail = PurePath(*path.parts[-n:]).as_posix()
+        named.append(replace(subject, name=f"{subject.name} ({tail})") if names.count(subject.name) > 1 else subject)
+    return named
 
 
 def open_subject(run: str, device: str = "auto", like: Subject | None = None) -> Subject:

@@ -35,6 +35,7 @@ class Line:
     pieces: list[str]  # each the `points` of a polyline; where a value is missing or not finite the line is broken
     dots: list[Dot]  # empty where there are so many points that only the line is shown
     dashed: bool = False
+    ink: int = 1  # the number of its colour
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Chart:
     y_ticks: list[Tick]
     lines: list[Line]
     mark: Dot | None = None  # the one point that matters
+    legend: bool = False
     height: int = HEIGHT
     width: int = WIDTH
     left: int = LEFT
@@ -81,11 +83,13 @@ def line_chart(
     zero: bool = False,
     height: int = HEIGHT,
     dashed: Collection[str] = (),
+    inks: Mapping[str, int] | None = None,
 ) -> Chart | None:
     """A chart of named lines, or None where none of them has a point; `show` writes a value of the y axis.
 
     The x axis has whole numbers only, such as epochs, unless `show_x` says how to write others. `zero`: the y axis
     starts there; else it is logarithmic where the values span more than a factor of 300. `dashed`: names of lines.
+    `inks`: the numbers of their colours, where these mean the same beyond this chart.
     """
     finite = {name: [p for p in points if math.isfinite(p[1])] for name, points in lines.items()}
     everything = [point for points in finite.values() for point in points]
@@ -103,11 +107,11 @@ def line_chart(
         [Tick(x(v), (show_x or "{:g}".format)(v)) for v in x_values if x_low <= v <= x_high],
         [Tick(y(v), label) for v, label in zip(y_values, _labels(y_values, show, log), strict=True)],
         [
-            replace(_line(name, points, x, y, show), dashed=name in dashed)
-            for name, points in lines.items()
-            if finite[name]
+            replace(_line(name, points, x, y, show), dashed=name in dashed, ink=(inks or {}).get(name, i))
+            for i, (name, points) in enumerate(((n, p) for n, p in lines.items() if finite[n]), start=1)
         ],
         Dot(x(mark[0][0]), y(mark[0][1]), mark[1]) if mark and math.isfinite(mark[0][1]) else None,
+        inks is not None or sum(map(bool, finite.values())) > 1,
         height,
     )
 

@@ -44,8 +44,8 @@ class Grid:
         return torch.cartesian_prod(y, x)
 
     def index(self, y: float, x: float) -> int:
-        """The token nearest to a pixel."""
-        row, column = (round((p - a) / s) for p, a, s in zip((y, x), self.start, self.step, strict=True))
+        """The token nearest to a pixel; of two, the one below or to the right."""
+        row, column = (math.floor((p - a) / s + 0.5) for p, a, s in zip((y, x), self.start, self.step, strict=True))
         return min(max(row, 0), self.height - 1) * self.width + min(max(column, 0), self.width - 1)
 
 

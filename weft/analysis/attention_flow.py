@@ -158,7 +158,7 @@ def _overlap(source: int, target: int) -> Tensor:
 
 
 def nearest(grid: Grid, others: Grid) -> Tensor:
-    """For each token of `others` the token of `grid` that is nearest."""
+    """For each token of `others` the nearest one of `grid`; of two, the one below or to the right."""
     steps = (others.centers() - torch.tensor(grid.start)) / torch.tensor(grid.step)
-    row, column = steps.round().long().unbind(1)
+    row, column = (steps + 0.5).floor().long().unbind(1)  # round() would take the even one of two
     return row.clamp(0, grid.height - 1) * grid.width + column.clamp(0, grid.width - 1)

@@ -16,6 +16,7 @@ from weft.analysis.heat import heat, mark, over, shown, squares
 from weft.analysis.receptive import INSIDE
 
 COLUMNS = 8  # panels in a row
+EVEN = 0.95  # a map whose smallest value is this part of the largest says nothing about places
 READING = {
     "grad-cam": (
         "Grad-CAM",
@@ -42,14 +43,15 @@ READING = {
     ),
     "receptive-field": (
         "Effective receptive field",
-        "How strongly the centre of each stage's map depends on every pixel. The squares are as"
-        " large as the pixels that hold 50 % and 95 % of it: a small one in a large one sees details here and context"
-        " everywhere.",
+        "How strongly the centre of each stage's map depends on every pixel; colours follow the root, for weak places"
+        " to show. The squares are as large as the pixels that hold 50 % and 95 % of it: a small one in a large one"
+        " sees details here and context everywhere.",
     ),
     "distance": (
         "Attention distance",
         "The mean distance, in pixels, from a token to what it attends to; lines are means of the heads, which figures"
-        " show as dots. Low in early layers means that attention does what a convolution could do for less.",
+        " show as dots, broken ones are even attention. Low in early layers means that attention does what a"
+        " convolution could do for less.",
     ),
     "local-ratio": (
         "Local attention",
@@ -63,13 +65,14 @@ READING = {
     ),
     "foreground": (
         "Attention on the foreground",
-        "Attention on a pixel of the foreground, on average, divided by that on any pixel; the masks say what is"
-        " foreground. Above 1 the layer prefers the objects, at 1 it does not know them.",
+        "Attention on a pixel of the foreground, on average, divided by that on a pixel of the background, as the masks"
+        " have them. Above 1 the layer prefers the objects, at 1 it does not know them.",
     ),
     "similarity": (
         "Similarity of layers (CKA)",
-        "How alike the features of two layers are over these pictures: 1 is the same up to rotation and scale. Bright"
-        " blocks are layers that change little; a dark border between two blocks is where the representation turns.",
+        "How alike the features of two layers are over these pictures: 1 is the same up to rotation and scale; it takes"
+        " some hundred pictures. Bright blocks are layers that change little; a dark border between two blocks is where"
+        " the representation turns.",
     ),
     "scale": (
         "Robustness to scale",
@@ -105,6 +108,7 @@ class Curve:
     xs: list[float]
     ys: list[float]
     spread: list[list[float]]  # what each y is the mean of; or none
+    model: int = 0  # whose it is: a model has the same colour in all exhibits
     dashed: bool = False
 
 
@@ -116,6 +120,7 @@ class Lines:
     y_name: str
     curves: list[Curve]
     labels: list[tuple[str, list[str]]]  # of each model: the layers that the whole numbers of the x axis stand for
+    models: int = 1  # that are looked at, whether or not they have curves here
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,9 @@ def _cams(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         panels = [Panel(shown(views[0].pixels), views[0].truth)]
         for explanation, layer in columns:
             view = views[explanations.index(explanation)]
-            panels.append(Panel(over(view.pixels, view.cams[layer]), _answer(view)))
+            cam = view.cams[layer]
+            same = "" if cam.min() < EVEN * cam.max() else "\nthe same everywhere"
+            panels.append(Panel(over(view.pixels, cam), _answer(view) + same))
         rows.append((_short(views[0].name), panels))
     yield Sheet("grad-cam", "", ["picture", *(f"{e.subject.name}\n{layer}" for e, layer in columns)], rows)
 
@@ -181,11 +188,14 @@ def _rollouts(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
 
 
 def _weighed(view: View, values: np.ndarray, name: str = "", asked: tuple[int, int] | None = None) -> Panel:
-    """Attention over the picture, from the smallest to the largest weight; that is told in multiples of an even one."""
-    painted = over(view.pixels, values, float(values.min()))
+    """Attention over the picture, colours from the smallest to the largest weight or, where that is less, to twice an
+    even one: what hardly differs is not to look as if it did.
+    """
+    times_even = values / max(values.mean(), 1e-30)
+    painted = over(view.pixels, times_even, float(times_even.min()), 2.0)
     if asked:
         painted = mark(painted, asked, view.pixels.shape[:2])
-    times = f"up to {values.max() / max(values.mean(), 1e-30):.3g} x"
+    times = f"up to {times_even.max():.3g} x"
     return Panel(painted, f"{name}, {times}" if name else times)
 
 
@@ -246,7 +256,7 @@ def _fields(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
 
 
 def _answer(view: View) -> str:
-    return f"{view.answer} {100 * view.sureness:.0f} %" if view.sureness is not None else view.answer
+    return f"{view.answer} {view.share}" if view.sureness is not None else view.answer
 
 
 def _short(name: str, most: int = 16) -> str:
@@ -260,12 +270,16 @@ def _short(name: str, most: int = 16) -> str:
 
 def _attention(explanations: Sequence[Explanation]) -> Iterator[Lines]:
     """The numbers of each layer of attention on the map; the first layer is 1."""
-    yield from _layer_lines(explanations, "distance", "pixels", lambda row: row.distance)
+    yield from _layer_lines(explanations, "distance", "pixels", lambda row: row.distance, floor=True)
     yield from _layer_lines(explanations, "local-ratio", "part in 3 x 3", lambda row: row.local_ratio, floor=True)
-    yield from _layer_lines(explanations, "entropy", "of even attention", lambda row: row.entropy, relative=True)
-    yield from _layer_lines(
-        explanations, "foreground", "times even attention", lambda row: row.foreground, relative=True
-    )
+    yield from _layer_lines(explanations, "entropy", "of even attention", _relative_entropy)
+    yield from _layer_lines(explanations, "foreground", "times the background", lambda row: row.contrast)
+
+
+def _relative_entropy(row: AttentionNumbers) -> Measure | None:
+    """In units of what even attention has; None where there is one key, which leaves nothing to choose."""
+    even = row.entropy.uniform
+    return Measure([value / even for value in row.entropy.heads], 1.0) if even else None
 
 
 def _layer_lines(
@@ -273,24 +287,22 @@ def _layer_lines(
     kind: str,
     y_name: str,
     measure: Callable[[AttentionNumbers], Measure | None],
-    relative: bool = False,
     floor: bool = False,
 ) -> Iterator[Lines]:
-    """`relative`: in units of what even attention has; `floor`: that is drawn as well."""
+    """`floor`: what even attention has is drawn as well."""
     curves, labels = [], []
-    for explanation in explanations:
+    for i, explanation in enumerate(explanations):
         rows = [row for row in explanation.attention if row.kind in ("map", "tokenizer") and measure(row) is not None]
         found = [m for row in rows if (m := measure(row)) is not None]
-        spread = [[value / (m.uniform if relative else 1.0) for value in m.heads] for m in found]
-        xs = [float(i + 1) for i in range(len(rows))]
+        xs = [float(x) for x in range(1, len(rows) + 1)]
         if rows:
-            curves.append(Curve(explanation.subject.name, xs, [float(np.mean(s)) for s in spread], spread))
+            curves.append(Curve(explanation.subject.name, xs, [m.mean for m in found], [m.heads for m in found], i))
             labels.append((explanation.subject.name, [row.name for row in rows]))
         if rows and floor:
             name = f"{explanation.subject.name}, even attention"
-            curves.append(Curve(name, xs, [m.uniform for m in found], [], dashed=True))
+            curves.append(Curve(name, xs, [m.uniform for m in found], [], i, dashed=True))
     if curves:
-        yield Lines(kind, "", "layer", y_name, curves, labels)
+        yield Lines(kind, "", "layer", y_name, curves, labels, len(explanations))
 
 
 def _robustness(explanations: Sequence[Explanation]) -> Iterator[Lines]:
@@ -298,15 +310,16 @@ def _robustness(explanations: Sequence[Explanation]) -> Iterator[Lines]:
     for kind, x_name, same in (("scale", "scale", 1.0), ("shift", "shift in pixels", 0.0)):
         known = all(row.accuracy is not None for e in explanations for row in e.robustness)
         curves = []
-        for explanation in explanations:
+        for i, explanation in enumerate(explanations):
             rows = [row for row in explanation.robustness if row.kind == kind]
             points = {row.change: row.accuracy if known else row.agreement for row in rows}
             if rows:
                 points[same] = rows[0].accuracy_before if known else 1.0
                 xs = sorted(points)
-                curves.append(Curve(explanation.subject.name, xs, [float(points[x] or 0.0) for x in xs], []))
+                curves.append(Curve(explanation.subject.name, xs, [float(points[x] or 0.0) for x in xs], [], i))
         if curves:
-            yield Lines(kind, "", x_name, "answers that are right" if known else "answers that stay", curves, [])
+            y_name = "answers that are right" if known else "answers that stay"
+            yield Lines(kind, "", x_name, y_name, curves, [], len(explanations))
 
 
 # Matrices -----------------------------------------------------------------------------------------------------------
@@ -317,7 +330,8 @@ def _similarities(explanations: Sequence[Explanation], cross: Similarity | None)
         if explanation.similarity:
             yield _matrix(explanation.similarity, explanation.subject.name)
     if cross:
-        yield _matrix(cross, " and ".join(e.subject.name for e in explanations))
+        first, second = (e.subject.name for e in explanations[:2])
+        yield _matrix(cross, f"{first} (rows) and {second} (columns)")
 
 
 def _matrix(similarity: Similarity, detail: str) -> Matrix:

@@ -6,11 +6,12 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.analysis import (
@@ -26,14 +27,15 @@ from weft.analysis import (
     robustness,
     rollout,
 )
-from weft.analysis.maps import block_layers, default_layer
-from weft.analysis.overlay import visible
+from weft.analysis.maps import block_layers, default_layer, in_trunk
+from weft.analysis.overlay import background, visible
 from weft.analysis.receptive import Field, receptive_fields
 from weft.analysis.saliency import grad_cam
 from weft.analysis.similarity import FEWEST
 from weft.analysis.tokens import TokenMaps, token_maps
 from weft.data.findings import many
-from weft.data.read import BadPicture
+from weft.data.mask_values import read_raw, upright
+from weft.data.read import BadPicture, header
 from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 
@@ -42,8 +44,10 @@ MOST = 256  # pictures that the numbers are taken over
 SHOWN = 8  # pictures that are drawn
 CLOSELY = 3  # of these, pictures whose heads and tokens are drawn
 SHOWN_LAYERS = 3  # attention layers whose heads are drawn
+TOLD = 3  # unreadable pictures that the terminal names
 FIELD_PICTURES = 16  # that the receptive field is averaged over
 
+T = TypeVar("T")
 Progress = Callable[[int, int, str], None]  # steps done, of how many, and what part of the work it was
 
 
@@ -63,6 +67,10 @@ class Subject:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def see(self, pictures: Tensor) -> Tensor:
+        """(B, C, h, w) of `Read` as the model takes them, on its device: of one batch at a time, to save memory."""
+        return self.preprocessing.normalise(pictures.to(self.device))
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -81,11 +89,16 @@ class View:
     pixels: np.ndarray  # (H, W, 1 or 3) uint8
     answer: str = ""  # the class whose Grad-CAM is shown
     sureness: float | None = None
+    of_pixels: bool = False  # sureness is the part of the pixels that a segmenter gives to the class
     truth: str = ""  # where it is known
     cams: dict[str, np.ndarray] = field(default_factory=dict)  # layer -> (h, w), the largest is 1
     rollout: np.ndarray | None = None  # (h, w)
     heads: list[Heads] = field(default_factory=list)
     tokens: list[TokenMaps] = field(default_factory=list)  # of this picture alone: (1, L, h, w)
+
+    @property
+    def share(self) -> str:
+        return f"{100 * (self.sureness or 0):.0f} %{' of the pixels' if self.of_pixels else ''}"
 
 
 @dataclass
@@ -105,14 +118,16 @@ class Explanation:
 
     def lines(self) -> Iterator[str]:
         """The answers and the most telling numbers, for a terminal."""
-        read = f"{self.pictures} pictures" + (f", {len(self.bad)} unreadable" if self.bad else "")
+        read = many(self.pictures, "picture") + (f", {len(self.bad)} unreadable" if self.bad else "")
         yield f"{self.subject.name}: {read}"
+        for name, why in self.bad[:TOLD]:
+            yield f"  {name}: {why}"
         for view in self.views:
             if view.answer:
                 truth = f" (truth: {view.truth})" if view.truth else ""
-                yield f"  {view.name}: {view.answer} {100 * (view.sureness or 0):.0f} %{truth}"
+                yield f"  {view.name}: {view.answer} {view.share}{truth}"
         for last in self.fields[-1:]:
-            yield f"  receptive field of {last.layer}: half of it in {last.side(0.5) ** 2:.0f} pixels"
+            yield f"  receptive field of {last.layer}: half of it in a square of {last.side(0.5):.0f} pixels"
         distances = [row.distance.mean for row in self.attention if row.distance and row.kind == "map"]
         if distances:
             yield f"  attention distance: {distances[0]:.1f} pixels in the first layer, {distances[-1]:.1f} in the last"
@@ -129,7 +144,7 @@ class Explanation:
             "unreadable": [{"name": name, "error": why} for name, why in self.bad],
             "shown": [_view_dict(view) for view in self.views],
             "receptive_fields": [one.numbers() for one in self.fields],
-            "attention": [asdict(numbers) for numbers in self.attention],
+            "attention": [numbers.to_dict() for numbers in self.attention],
             "similarity": asdict(self.similarity) if self.similarity else None,
             "robustness": [asdict(row) for row in self.robustness],
             "notes": self.notes,
@@ -161,25 +176,30 @@ class Read:
 
 
 def read_pictures(
-    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]]
+    found: Any, subject: Subject, masks: Mapping[str, Path] | None, bad: list[tuple[str, str]], bare: list[str]
 ) -> list[Read]:
-    """The first `MOST` of them, in batches; those that cannot be read go to `bad`."""
+    """The first `MOST` of them, in batches; those that cannot be read go to `bad`, why some have no mask to `bare`."""
     reads: list[Read] = []
     for i, name in enumerate(found.names[:MOST]):
         try:
-            picture = subject.preprocessing.picture(found.open(i))[None]
-            mask = None if masks is None else _mask(masks, name, subject.preprocessing)[None]
+            file = found.open(i)
+            picture = subject.preprocessing.picture(file)[None]
         except BadPicture as error:
             bad.append((name, str(error)))
             continue
+        try:
+            mask = None if masks is None else _mask(masks.get(name), file, subject.preprocessing)[None]
+        except BadPicture as error:
+            mask = bare.append(f"{name}: {error}")
         row, last = Read([name], [label_of(subject, name)], picture, mask), reads[-1] if reads else None
-        if last and len(last.names) < BATCH and last.pictures.shape[1:] == picture.shape[1:]:
+        alike = last and last.pictures.shape[1:] == picture.shape[1:] and (last.masks is None) == (mask is None)
+        if last and alike and len(last.names) < BATCH:
             reads[-1] = _joined(last, row)
         else:
             reads.append(row)
     if not reads:
         why = f": {bad[0][0]}: {bad[0][1]}" if bad else "; name files, folders or patterns"
-        raise WeftError(f"None of the {len(found.names)} pictures can be read{why}.")
+        raise WeftError(f"No picture can be read{why}.")
     return reads
 
 
@@ -196,13 +216,14 @@ def label_of(subject: Subject, name: str) -> int:
     return subject.classes.index(max(fitting, key=len)) if fitting else -1
 
 
-def _mask(masks: Mapping[str, Path], name: str, preprocessing: Preprocessing) -> Tensor:
-    """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0 is foreground."""
-    stem = PurePath(name).stem
-    if stem not in masks:
-        raise BadPicture("has no mask of the same name")
+def _mask(file: Path | None, picture: Any, preprocessing: Preprocessing) -> Tensor:
+    """(h, w) bool: the mask of a picture, cut as the picture is; whatever is not 0, or not black, is foreground."""
+    if file is None:
+        raise BadPicture("there is none of the same name")
+    values = read_raw(file, preprocessing.max_pixels).pixels  # of a palette the positions, not the colours
+    foreground = np.any(values, axis=2) if values.ndim == 3 else values > 0
     cut = replace(preprocessing, channels=1, depth=8, mean=(0.0,), std=(1.0,), interpolation="nearest")
-    return cut.picture(masks[stem])[0] > 0
+    return cut.picture(upright(255 * foreground.astype(np.uint8), header(picture)))[0] > 0
 
 
 # The findings -------------------------------------------------------------------------------------------------------
@@ -221,11 +242,14 @@ def explain(
     Args:
         found: `weft.pictures.Found`.
         layers: of Grad-CAM; by default the one that `default_layer` knows.
-        masks: a file for each picture, by the picture's name without folder and ending.
+        masks: a file for each picture, by the picture's name.
     """
     explanation = Explanation(subject, list(layers))
-    reads = read_pictures(found, subject, masks, explanation.bad)
+    bare: list[str] = []
+    reads = read_pictures(found, subject, masks, explanation.bad, bare)
     explanation.pictures = sum(len(read.names) for read in reads)
+    if bare:
+        explanation.notes.append(f"{many(len(bare), 'picture')} without a mask, such as {bare[0]}")
     if len(found.names) > MOST:
         explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
     steps = list(_steps(explanation, reads))
@@ -239,20 +263,24 @@ def explain(
 def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The steps of the work, each of which adds to the explanation, and the part that each belongs to."""
     subject, notes, model = explanation.subject, explanation.notes, explanation.subject.model
-    inputs = [subject.preprocessing.normalise(read.pictures.to(subject.device)) for read in reads]
     if subject.task == "detect":
         notes.append("Grad-CAM asks for one score of a picture, which a detector does not have.")
-    else:
-        explanation.layers = explanation.layers or [default_layer(model)]
+    elif not explanation.layers:
+        explanation.layers = _or_note(explanation, lambda: [_default_cam(subject, reads[0])]) or []
     readable = attention_layers(model)
     if not readable:
         notes.append("None of the model's layers has attention that could be read.")
-    notes += [f"{name}: {why}" for name, why in left_out(model).items()]
+    notes += [f"{in_trunk(model, name)}: {why}" for name, why in left_out(model).items()]
 
     measured: list[list[AttentionNumbers]] = []
 
-    def look(read: Read, x: Tensor) -> None:
+    def inputs() -> Iterator[Tensor]:
+        return (subject.see(read.pictures) for read in reads)
+
+    def look(read: Read) -> None:
+        x = subject.see(read.pictures)
         found = attention_of(model, x) if readable else []
+        found = [replace(layer, name=in_trunk(model, layer.name)) for layer in found]
         if found:
             measured.append(attention_numbers(found, masks=read.masks.to(x.device) if read.masks is not None else None))
         room = SHOWN - len(explanation.views)
@@ -261,26 +289,31 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
 
     def summarise() -> None:
         explanation.attention = mean_numbers(measured) if measured else []
+        if measured and not any(row.distance for row in explanation.attention):
+            notes.append("Its tokens have no places; the distance and the neighbourhood of attention need them.")
+        shares = [row.foreground.uniform for row in explanation.attention if row.foreground]
+        if shares and not 0 < shares[0] < 1:
+            notes.append(f"The masks have no {'background' if shares[0] else 'foreground'} to compare with.")
 
     def fields() -> None:
-        some = [x for batch in inputs for x in batch.split(1) if x.shape[1:] == inputs[0].shape[1:]]
-        explanation.fields = receptive_fields(model, torch.cat(some[:FIELD_PICTURES]))
+        same = [read.pictures for read in reads if read.pictures.shape[1:] == reads[0].pictures.shape[1:]]
+        x = subject.see(torch.cat([one for some in same for one in some.split(1)][:FIELD_PICTURES]))
+        explanation.fields = _or_note(explanation, lambda: receptive_fields(model, x)) or []
 
     def similarity() -> None:
-        explanation.similarity = feature_similarity(model, inputs, block_layers(model))
+        explanation.similarity = _or_note(explanation, lambda: feature_similarity(model, inputs(), block_layers(model)))
 
     def robust() -> None:
-        labels = [torch.tensor(read.labels) for read in reads]
-        known = all(bool((label >= 0).all()) for label in labels)
-        batches = [(x, label.to(x.device) if known else None) for x, label in zip(inputs, labels, strict=True)]
-        explanation.robustness = robustness(model, batches)
+        known = all(label >= 0 for read in reads for label in read.labels)
+        labels = (torch.tensor(read.labels, device=subject.device) if known else None for read in reads)
+        explanation.robustness = robustness(model, zip(inputs(), labels, strict=True))
 
     looking = f"Grad-CAM and attention, {many(explanation.pictures, 'picture')}"
-    for read, x in zip(reads, inputs, strict=True):
-        yield looking, lambda read=read, x=x: look(read, x)
+    for read in reads:
+        yield looking, lambda read=read: look(read)
     yield looking, summarise
     yield "receptive fields", fields
-    if len(inputs[0]) >= FEWEST:
+    if comparable(reads):
         yield "similarity of layers", similarity
     else:
         notes.append(f"The similarity of layers needs at least {FEWEST} pictures of one size.")
@@ -290,12 +323,35 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
         notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
 
 
+def comparable(reads: Sequence[Read]) -> bool:
+    """Whether the similarity of layers can be estimated."""
+    return any(len(read.names) >= FEWEST for read in reads)
+
+
+def _or_note(explanation: Explanation, work: Callable[[], T]) -> T | None:
+    """What the work gives, or None and a note on why it does not apply to this model."""
+    try:
+        return work()
+    except WeftError as error:
+        if str(error) not in explanation.notes:
+            explanation.notes.append(str(error))
+        return None
+
+
+def _default_cam(subject: Subject, read: Read) -> str:
+    """The layer that Grad-CAM shows by default; raises where it gives no map."""
+    layer = default_layer(subject.model)
+    grad_cam(subject.model, subject.see(read.pictures)[:1], layer)
+    return layer
+
+
 def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> list[View]:
     """The pictures of one batch as the model sees them; `found` is its attention."""
     subject, answers = explanation.subject, _answers(explanation.subject, x)
     classes, sureness = answers or (None, None)
     cams = {layer: grad_cam(subject.model, x, layer, classes).cpu() for layer in explanation.layers}
-    rolled, tokens = _rollout(explanation, found), token_maps(found)
+    rolled = _or_note(explanation, lambda: rollout(found).cpu()) if found else None  # (B, h, w)
+    tokens = token_maps(found)
     maps = [layer for layer in found if layer.kind == "map" and layer.keys.grid is not None]
     chosen = [maps[i] for i in np.linspace(0, len(maps) - 1, min(SHOWN_LAYERS, len(maps))).round().astype(int)]
     rows = []
@@ -303,6 +359,7 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
         view = View(name, visible(read.pictures[i], brighten=True), truth=subject.classes[label] if label >= 0 else "")
         if classes is not None and sureness is not None:
             view.answer, view.sureness = subject.classes[int(classes[i])], float(sureness[i])
+            view.of_pixels = subject.task == "segment"
         view.cams = {layer: _to_one(cam[i]) for layer, cam in cams.items()}
         view.rollout = None if rolled is None else rolled[i].numpy()
         if len(explanation.views) + i < CLOSELY:
@@ -313,26 +370,21 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
     return rows
 
 
-def _rollout(explanation: Explanation, found: list[Any]) -> Tensor | None:
-    """(B, h, w), or None and a note where attention does not lead back to the picture."""
-    try:
-        return rollout(found).cpu() if found else None
-    except WeftError as error:
-        if str(error) not in explanation.notes:
-            explanation.notes.append(str(error))
-        return None
-
-
 @torch.no_grad()
 def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part."""
+    """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part.
+
+    The background is asked for where there is nothing else.
+    """
     if subject.task == "detect":
         return None
     answer = subject.model(x)
     if subject.task == "segment":
         given = answer["out"].argmax(dim=1).flatten(1)  # (B, h * w)
-        classes = given.mode(dim=1).values
-        return classes, (given == classes[:, None]).float().mean(dim=1)
+        parts = F.one_hot(given, answer["out"].shape[1]).double().mean(dim=1)  # (B, K)
+        plain = torch.zeros_like(parts[0]).index_fill(0, torch.tensor(background(subject.classes), dtype=torch.long), 1)
+        classes = (parts - plain.to(parts)).argmax(dim=1)
+        return classes, parts.gather(1, classes[:, None]).squeeze(1)
     scores = answer.double().sigmoid() if subject.multilabel else answer.double().softmax(dim=1)
     sureness, classes = scores.max(dim=1)
     return classes, sureness
@@ -358,12 +410,20 @@ def _heads(layer: Any, picture: int, point: tuple[int, int]) -> Heads:
     return Heads(layer.name, maps, None if layer.queries.extra else point)
 
 
-def similarity_between(subjects: Sequence[Subject], found: Any) -> Similarity | None:
-    """How alike the layers of two models are; None where they see pictures of different sizes."""
-    one, other = subjects
-    reads = read_pictures(found, one, None, [])
-    if one.preprocessing != other.preprocessing or len(reads[0].names) < FEWEST:
+def similarity_between(explanations: Sequence[Explanation], found: Any) -> Similarity | None:
+    """How alike the layers of two models are; None and a note at the second where that cannot be said."""
+    one, other = (explanation.subject for explanation in explanations)
+    reads, others = (read_pictures(found, subject, None, [], []) for subject in (one, other))
+    if not comparable(reads) or not comparable(others):  # as the notes say
         return None
-    inputs = [one.preprocessing.normalise(read.pictures.to(one.device)) for read in reads]
-    layers = [block_layers(subject.model) for subject in subjects]
-    return feature_similarity(one.model, inputs, layers[0], other.model, layers[1])
+    if [read.names for read in reads] != [read.names for read in others]:
+        note = f"Its layers are not compared with those of {one.name}, for which other pictures are of one size."
+        explanations[1].notes.append(note)
+        return None
+
+    def compare() -> Similarity:
+        inputs, as_other = ((s.see(r.pictures) for r in rs) for s, rs in ((one, reads), (other, others)))
+        layers, other_layers = block_layers(one.model), block_layers(other.model)
+        return feature_similarity(one.model, inputs, layers, other.model, other_layers, as_other)
+
+    return _or_note(explanations[1], compare)

@@ -73,7 +73,9 @@ def _chart(lines: Lines) -> Chart | None:
     points = {curve.name: list(zip(curve.xs, curve.ys, strict=True)) for curve in lines.curves}
     show_x: Callable[[float], str] | None = None if lines.labels or lines.kind == "shift" else "{:g}".format
     how: Any = dict(x_name=lines.x_name, show="{:.3g}".format, show_x=show_x, zero=True)
-    return line_chart(lines.y_name, points, **how, dashed=[curve.name for curve in lines.curves if curve.dashed])
+    how |= {"dashed": [curve.name for curve in lines.curves if curve.dashed]}
+    inks = {curve.name: 1 + curve.model for curve in lines.curves} if lines.models > 1 else None
+    return line_chart(lines.y_name, points, **how, inks=inks)
 
 
 def _matrix(matrix: Matrix) -> dict[str, Any]:

@@ -74,14 +74,15 @@ def _aspect(panel: Panel) -> float:
 
 
 def _lines(lines: Lines) -> "Figure":
-    figure, (axes,) = plots(1, 3.6, 2.6)
-    for i, curve in enumerate(curve for curve in lines.curves if not curve.dashed):
-        ink = INKS[i % len(INKS)]
+    figure, (axes,) = plots(1, 3.6, 2.5 + LINE * (1 + len(lines.curves) // 2))
+    for curve in (curve for curve in lines.curves if not curve.dashed):
+        ink = INKS[curve.model % len(INKS)]
         axes.plot(curve.xs, curve.ys, color=ink, marker="o" if not curve.spread else "", ms=3, label=_plain(curve.name))
         for x, values in zip(curve.xs, curve.spread, strict=False):
             axes.plot([x] * len(values), values, ".", color=ink, ms=3.5, alpha=0.45)
     for i, curve in enumerate(curve for curve in lines.curves if curve.dashed):
-        axes.plot(curve.xs, curve.ys, "--", color=INKS[i % len(INKS)], lw=0.9, label=_plain(curve.name))
+        label = "broken lines: even attention" if i == 0 else ""
+        axes.plot(curve.xs, curve.ys, "--", color=INKS[curve.model % len(INKS)], lw=0.9, label=label)
     axes.set_xlabel(lines.x_name)
     axes.set_ylabel(lines.y_name)
     axes.set_title(_plain(title(lines)), fontsize=8)
@@ -89,14 +90,14 @@ def _lines(lines: Lines) -> "Figure":
         axes.locator_params(axis="x", integer=True)
     most = max(value for curve in lines.curves for values in [curve.ys, *curve.spread] for value in values)
     axes.set_ylim(0, 1.05 * max(most, 1.0 if lines.kind in PARTS else 0.0) or 1.0)
-    if len(lines.curves) > 1:
-        axes.legend(fontsize=7)
+    if len(lines.curves) > 1 or lines.models > 1:
+        figure.legend(fontsize=7, loc="outside lower center", ncols=2)
     return figure
 
 
 def _matrix(matrix: Matrix) -> "Figure":
-    side = max(2.6, 0.19 * max(matrix.values.shape) + 1.4)
-    figure = new_figure(side + 0.6, side)
+    height, width = (max(2.6, 0.19 * side + 1.4) for side in matrix.values.shape)
+    figure = new_figure(width + 0.6, height)
     axes = figure.subplots()
     image = axes.imshow(matrix.values, cmap=COLOURS, vmin=0, vmax=1)
     axes.set_xticks(np.arange(len(matrix.columns)), [_plain(name) for name in matrix.columns], rotation=90, fontsize=6)

@@ -30,16 +30,17 @@ def heat(values: np.ndarray) -> np.ndarray:
     return np.asarray(painted.resize(size, Image.Resampling.NEAREST))
 
 
-def over(picture: np.ndarray, values: np.ndarray, lowest: float = 0.0) -> np.ndarray:
+def over(picture: np.ndarray, values: np.ndarray, lowest: float = 0.0, highest: float = 0.0) -> np.ndarray:
     """(h, w) values, smoothed to the size of a panel, over the picture, which is grey and dark where they are low.
 
-    Colours reach from `lowest` to the largest value.
+    Colours reach from `lowest` to the largest value, or to `highest` where none is as large.
     """
     from PIL import Image
 
     panel = shown(picture).astype(np.float64) / 255
     size = panel.shape[1], panel.shape[0]
-    smooth = Image.fromarray(_to_one(values - lowest).astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    share = _to_one(values - lowest) * min(1.0, (values.max() - lowest) / max(highest - lowest, 1e-30))
+    smooth = Image.fromarray(share.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
     share = np.asarray(smooth).clip(0, 1)[..., None]
     grey = 0.75 * (panel @ np.array((0.299, 0.587, 0.114)))[..., None]
     below = grey + share * (panel - grey)  # colour comes back where the values are high

@@ -32,25 +32,34 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return model
 
 
+def in_trunk(model: nn.Module, name: str) -> str:
+    """The name that a module of the model has in its trunk."""
+    trunk = trunk_of(model)
+    return name.removeprefix(next(f"{above}." if above else "" for above, m in model.named_modules() if m is trunk))
+
+
 def layer_of(model: nn.Module, name: str) -> nn.Module:
     modules = dict(trunk_of(model).named_modules())
     if not name or name not in modules:
         known = [known for known in modules if known]
-        raise WeftError(
-            f"The model has no layer {name!r}.{did_you_mean(name, known) or f' It has {known[0]} to {known[-1]}.'}"
-        )
+        some = ", ".join(_offered(trunk_of(model))[-STAGES:] or known[:STAGES])
+        raise WeftError(f"The model has no layer {name!r}.{did_you_mean(name, known) or f' Some that it has: {some}.'}")
     return modules[name]
 
 
 def levels(model: nn.Module) -> list[str]:
     """The layers whose maps the model offers as features, from the picture on."""
-    trunk: Any = trunk_of(model)
-    infos = [info["module"] for info in getattr(trunk, "feature_info", [])]
-    modules = dict(trunk.named_modules())
-    found = [name for name in infos if name in modules]  # a trunk under a head has lost the last ones
+    trunk = trunk_of(model)
+    found = _offered(trunk)
     if not found:
         raise WeftError(f"{type(trunk).__name__} does not say which of its layers give maps; name one with --layer.")
     return found
+
+
+def _offered(trunk: Any) -> list[str]:
+    modules = dict(trunk.named_modules())
+    infos = [info["module"] for info in getattr(trunk, "feature_info", [])]
+    return [name for name in infos if name in modules]  # a trunk under a head has lost the last ones
 
 
 def stage_layers(model: nn.Module) -> list[str]:
@@ -61,13 +70,12 @@ def stage_layers(model: nn.Module) -> list[str]:
 
 
 def block_layers(model: nn.Module) -> list[str]:
-    """All blocks, and the levels that are not made of blocks, from the picture on, by their names in `model`."""
+    """All blocks, and the levels that are not made of blocks, from the picture on."""
     trunk = trunk_of(model)
     modules = [name for name, _ in trunk.named_modules()]
     blocks = [name for name in modules if re.search(r"(?:^|\.)(?:blocks|layer\d)\.\d+$", name)]
     others = [name for name in levels(model) if not any(block.startswith(f"{name}.") for block in blocks)]
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is trunk)
-    return [prefix + name for name in modules if name in {*blocks, *others}]
+    return [name for name in modules if name in {*blocks, *others}]
 
 
 def default_layer(model: nn.Module) -> str:
@@ -80,8 +88,8 @@ def default_layer(model: nn.Module) -> str:
     pool = getattr(trunk, "global_pool", None)
     if isinstance(trunk, ViTAE) and pool != "token" and hasattr(trunk, "head"):
         return f"blocks.{len(trunk.blocks) - 1}.attn"
-    if pool == "token" and trunk is model:
-        lists = [name for name, module in trunk.named_modules() if name.split(".")[-1] == "blocks"]
+    lists = [name for name, _ in trunk.named_modules() if name.split(".")[-1] == "blocks"]
+    if pool == "token" and trunk is model and lists:
         blocks: Any = layer_of(trunk, lists[-1])
         above = lists[-1].removesuffix("blocks")
         return f"{lists[-1]}.{len(blocks) - 2}" if len(blocks) > 1 else f"{above}embed"
@@ -125,7 +133,9 @@ def as_map(y: Tensor, size: tuple[int, int], model: nn.Module, name: str) -> Ten
             for prefix in prefixes:
                 if prefix + height * width == y.shape[1]:
                     return y[:, prefix:].unflatten(1, (height, width))
-    raise WeftError(f"The layer {name!r} gives no map of the picture; choose one such as {default_layer(model)!r}.")
+    other = default_layer(model)
+    hint = f"one such as {other!r}" if name != other else "another one"
+    raise WeftError(f"The layer {name!r} gives no map of the picture; choose {hint}.")
 
 
 def _grids(size: tuple[int, int], trunk: Any) -> list[tuple[int, int]]:

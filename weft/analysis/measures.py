@@ -3,7 +3,7 @@
     attention_distance      ViTAE, figure 3
     local_ratio             Visual Transformers, figure 5
     attention_entropy       Visual Transformers, section 6
-    foreground_attention    attention on the pixels of masks
+    foreground_attention    Visual Transformers, section 6
 
 All but the entropy are about the tokens of a map: class tokens, which have no place, and padding are left out, and what
 remains of a row is counted as the whole.
@@ -11,7 +11,7 @@ remains of a row is counted as the whole.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -49,6 +49,20 @@ class AttentionNumbers:
     local_ratio: Measure | None
     foreground: Measure | None  # where keys have places, and masks are given
 
+    @property
+    def contrast(self) -> Measure | None:
+        """How often a pixel of the foreground is looked at for once that one of the background is: VT has 1.283.
+
+        None where there is no foreground or no background, or a head that looks at no background at all.
+        """
+        if self.foreground is None or not 0 < self.foreground.uniform < 1 or max(self.foreground.heads) >= 1:
+            return None
+        even = self.foreground.uniform / (1 - self.foreground.uniform)
+        return Measure([share / (1 - share) / even for share in self.foreground.heads], 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"contrast": asdict(self.contrast) if self.contrast else None}
+
 
 def attention_numbers(layers: Sequence[LayerAttention], masks: Tensor | None = None) -> list[AttentionNumbers]:
     """All numbers of all layers; `masks` as in `foreground_attention`."""
@@ -67,7 +81,7 @@ def attention_numbers(layers: Sequence[LayerAttention], masks: Tensor | None = N
 
 
 def mean_numbers(batches: Sequence[Sequence[AttentionNumbers]]) -> list[AttentionNumbers]:
-    """Of several batches of one model, every picture counting the same."""
+    """Of several batches of one model, every picture counting the same; of the foreground, all those with masks."""
     return [_mean_of_layer(numbers) for numbers in zip(*batches, strict=True)]
 
 
@@ -94,7 +108,7 @@ def attention_distance(layer: LayerAttention) -> Measure | None:
 
 
 def local_ratio(layer: LayerAttention) -> Measure | None:
-    """Part of the attention of a map's tokens that stays in the 3x3 tokens around the nearest one.
+    """Part of the attention of a map's tokens that stays in the 3x3 keys around the nearest one.
 
     None where queries or keys have no places in the picture.
     """
@@ -179,10 +193,11 @@ def _mean_of_layer(numbers: Sequence[AttentionNumbers]) -> AttentionNumbers:
     counts = [one.n for one in numbers]
 
     def mean(measures: Sequence[Any]) -> Any:
-        if None in measures:
+        known, weights = [m for m in measures if m], [n for n, m in zip(counts, measures, strict=True) if m]
+        if not known:
             return None
-        heads = zip(*(measure.heads for measure in measures), strict=True)
-        return Measure([_weighted(head, counts) for head in heads], _weighted([m.uniform for m in measures], counts))
+        heads = zip(*(measure.heads for measure in known), strict=True)
+        return Measure([_weighted(head, weights) for head in heads], _weighted([m.uniform for m in known], weights))
 
     fields = ("entropy", "distance", "local_ratio", "foreground")
     means = {field: mean([getattr(one, field) for one in numbers]) for field in fields}

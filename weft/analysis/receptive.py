@@ -30,8 +30,8 @@ class Field:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """The centre of mass of the squares, in pixels: paddings move it away from the centre of the picture."""
-        mass = self.values**2 / (self.values**2).sum()
+        """The centre of mass, in pixels: paddings move it away from the centre of the picture."""
+        mass = self.values / self.values.sum()
         rows, columns = (np.arange(n) + 0.5 for n in mass.shape)
         return float(mass.sum(1) @ rows), float(mass.sum(0) @ columns)
 

@@ -1,8 +1,9 @@
 """How alike the features of two layers are: linear CKA (Kornblith et al. 2019).
 
 It is 1 for features that are equal up to a rotation, one factor for all and one shift, and near 0 for unrelated ones.
-Batches are enough (Nguyen et al. 2021): numerator and denominator are means over batches of an estimate without bias
-(Song et al. 2012), in float64. With few pictures it is far from exact, and may even be below 0.
+Batches are enough (Nguyen et al. 2021): numerator and denominator are means over batches, every picture counting the
+same, of an estimate without bias (Song et al. 2012), in float64. With few pictures it is far from exact, and may even
+be below 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.analysis.maps import layer_of, trunk_of
 from weft.errors import WeftError, did_you_mean
 
 FEWEST = 4  # pictures of a batch; fewer leave nothing to estimate
@@ -36,22 +38,25 @@ def feature_similarity(
     layers: Sequence[str] | None = None,
     other: nn.Module | None = None,
     other_layers: Sequence[str] | None = None,
+    other_batches: Iterable[Tensor] | None = None,
 ) -> Similarity:
     """CKA between the outputs of layers of a model in evaluation mode, or between those of two models.
 
     Args:
         batches: (B, C, H, W) pictures, at least four in a batch; a smaller last one is left out.
-        layers: names of modules; by default those of `feature_info`, the ends of stages or blocks.
+        layers: names of modules, of a segmenter in its backbone; by default those of `feature_info`.
         other, other_layers: the model whose layers are the columns, and these; by default they are the rows again.
+        other_batches: the same pictures as that model takes them, where it does not take them alike.
     """
     rows = feature_layers(model, layers)
     columns = rows if other is None and other_layers is None else feature_layers(other or model, other_layers)
     cka, n = CKA(), 0
-    for pictures in batches:
+    pairs = ((x, x) for x in batches) if other_batches is None else zip(batches, other_batches, strict=True)
+    for pictures, same_pictures in pairs:
         if len(pictures) < FEWEST:
             continue
         first = grams(model, pictures, rows)
-        cka.add(first, first if columns is rows else grams(other or model, pictures, columns))
+        cka.add(first, first if columns is rows else grams(other or model, same_pictures, columns))
         n += len(pictures)
     if n == 0:
         raise WeftError(f"CKA needs batches of at least {FEWEST} pictures.")
@@ -66,9 +71,10 @@ class CKA:
 
     def add(self, first: Tensor, second: Tensor) -> None:
         """(P, B, B) and (Q, B, B) products of the features of every two pictures."""
-        self.cross = self.cross + hsic(first.unsqueeze(1), second.unsqueeze(0)).cpu()  # (P, Q)
-        self.first = self.first + hsic(first, first).cpu()
-        self.second = self.second + hsic(second, second).cpu()
+        n = first.shape[2]
+        self.cross = self.cross + n * hsic(first.unsqueeze(1), second.unsqueeze(0)).cpu()  # (P, Q)
+        self.first = self.first + n * hsic(first, first).cpu()
+        self.second = self.second + n * hsic(second, second).cpu()
 
     def matrix(self) -> Tensor:
         """(P, Q); 0 for features that are the same for all pictures."""
@@ -103,7 +109,7 @@ def grams(model: nn.Module, pictures: Tensor, layers: Sequence[str]) -> Tensor:
                 tensors = output if isinstance(output, tuple | list) else [output]
                 found[name] = gram(next(x for x in tensors if isinstance(x, Tensor)))
 
-            stack.callback(model.get_submodule(name).register_forward_hook(see).remove)
+            stack.callback(layer_of(model, name).register_forward_hook(see).remove)
         model(pictures)
     for name in layers:
         if name not in found:
@@ -120,7 +126,7 @@ def feature_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
         if not info:
             raise WeftError(f"{type(model).__name__} does not say which layers have features; name them in `layers`.")
         return [entry["module"] for entry in getattr(info, "info", info)]
-    names = [name for name, _ in model.named_modules()]
+    names = [name for name, _ in trunk_of(model).named_modules()]
     for name in layers:
         if name not in names:
             raise WeftError(f"{type(model).__name__} has no layer {name!r}.{did_you_mean(name, names)}")
