@@ -31,6 +31,7 @@ from weft.analysis.explain import (
 from weft.analysis.explain_page import _chart
 from weft.analysis.figures import draw, write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
+from weft.analysis.saliency import grad_cam
 from weft.data.transforms import Preprocessing
 from weft.explaining import explain_subjects, find_masks, open_subject, told_apart
 from weft.figures import FORMATS, INKS
@@ -116,6 +117,7 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
         (["RUN", "PICTURES", "--layer", "head"], ["no map of the picture"]),
         (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is no folder of masks"]),
         (["RUN", "PICTURES", "--masks", "RUN"], ["has no mask for any of the pictures"]),
+        (["RUN", "PICTURES", "--of", "class 9"], ["no class 'class 9'", "Did you mean 'class"]),
         (["RUN", "PICTURES", "--out", "RUN"], ["already exists"]),
         (["RUN", "PICTURES", "--device", "tpu9"], ["tpu9"]),
     ],
@@ -274,6 +276,19 @@ def test_a_segmenter_is_asked_for_more_than_the_background(parts, answer, run):
     classes, shares = found
     assert subject.classes[int(classes)] == answer
     assert shares.item() == pytest.approx(parts[int(classes)])
+
+
+@pytest.mark.parametrize("name", ["class 0", "class 2"])
+def test_grad_cam_is_of_the_class_that_is_asked_for(name, run, pictures):
+    model = weft.load(run, "cpu")
+    files = [str(pictures / "class 1" / f"{i}.png") for i in range(2)]
+    (found,) = model.explain(files, of=name).explanations
+    x = found.subject.see(read_pictures(Found(files), found.subject, None, [], [])[0].pictures)
+    wanted = grad_cam(model.model, x, found.layers[0], [model.classes.index(name)] * 2)
+    for i, view in enumerate(found.views):
+        assert view.answer == name
+        assert view.sureness == pytest.approx(model.model(x).softmax(1)[i, model.classes.index(name)].item(), rel=1e-4)
+        np.testing.assert_allclose(view.cams[found.layers[0]], wanted[i] / wanted[i].max(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

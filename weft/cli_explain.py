@@ -14,6 +14,7 @@ def explain(
     out: Path | None = None,
     layer: Names = [],  # noqa: B006  cyclopts never changes it
     masks: str = "",
+    of: str = "",
     device: str = "auto",
 ) -> None:
     """Show what a model looks at and how: Grad-CAM, attention, tokens, receptive fields, and the numbers behind them.
@@ -32,6 +33,8 @@ def explain(
         Layers for Grad-CAM, by their names; by default the last that the answer depends on.
     masks
         A folder with a mask for each picture, of the same name: measures attention on what is not 0.
+    of
+        The class whose Grad-CAM is shown; by default of each picture the likeliest.
     device
         auto, cpu, cuda or cuda:N.
     """
@@ -44,7 +47,7 @@ def explain(
 
     subjects = open_subjects(run, against, device)
     with progress_of("steps", quiet=False) as progress:
-        explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, progress=progress)
+        explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
         page = explained.write(out, progress)
     for explanation in explained.explanations:
         print("\n".join(explanation.lines()))

@@ -17,7 +17,7 @@ from weft.analysis.maps import trunk_of
 from weft.data.sources import PICTURE_ENDINGS
 from weft.engine.build import check_name, create, takes_size
 from weft.engine.device import pick_device
-from weft.errors import WeftError, check_writable
+from weft.errors import WeftError, check_writable, did_you_mean
 from weft.pictures import Found
 from weft.predict import Predictor, load, timms_preprocessing
 from weft.predict_dense import DensePredictor
@@ -50,9 +50,12 @@ def explain_subjects(
     *,
     layers: Sequence[str] = (),
     masks: str | os.PathLike[str] = "",
+    of: str = "",
     progress: Progress | None = None,
 ) -> Explained:
     """Looks into one model, or two, by the same pictures; `layers`, of Grad-CAM, are those of the first model."""
+    if of:
+        subjects = [asked_for(subject, of) for subject in subjects]
     if len({subject.name for subject in subjects}) < len(subjects):
         subjects = [replace(subject, name=f"{subject.name} ({i})") for i, subject in enumerate(subjects, start=1)]
     found = Found(pictures)
@@ -69,6 +72,16 @@ def explain_subjects(
         chosen = layers if i == 0 else ()
         explanations.append(explain(subject, found, layers=chosen, masks=mask_files, progress=tell))
     return Explained(explanations, similarity_between(explanations, found) if len(subjects) == 2 else None)
+
+
+def asked_for(subject: Subject, name: str) -> Subject:
+    """The subject, whose Grad-CAM is to be that of a class."""
+    if subject.task == "detect":
+        raise WeftError("Grad-CAM of a class is shown of classifiers and segmenters, not of detectors.")
+    if name not in subject.classes:
+        near = did_you_mean(name, subject.classes) or f" It has {', '.join(subject.classes[:3])} and others."
+        raise WeftError(f"{subject.name} has no class {name!r}.{near}")
+    return replace(subject, asked=subject.classes.index(name))
 
 
 def find_masks(folder: str | os.PathLike[str], names: Iterable[str]) -> dict[str, Path]:

@@ -102,6 +102,7 @@ class Predictor:
         against: "Predictor | DensePredictor | None" = None,
         layers: Sequence[str] = (),
         masks: str | os.PathLike[str] = "",
+        of: str = "",
         progress: Callable[[int, int, str], None] | None = None,
     ) -> "Explained":
         """Looks into the model by pictures, given as for `predict`: Grad-CAM, attention, receptive fields, numbers.
@@ -110,6 +111,7 @@ class Predictor:
             against: another model, to be shown side by side.
             layers: of Grad-CAM, by their names in the model; by default the last that the answer depends on.
             masks: a folder with a mask for each picture, of the same name; whatever is not 0 is foreground.
+            of: the class whose Grad-CAM is shown; by default of each picture the likeliest.
             progress: is told how many steps are done, of how many, and what part of the work it was.
 
         Returns:
@@ -118,7 +120,7 @@ class Predictor:
         from weft.explaining import explain_subjects, subject_of
 
         subjects = [subject_of(predictor) for predictor in (self, against) if predictor is not None]
-        return explain_subjects(subjects, pictures, layers=layers, masks=masks, progress=progress)
+        return explain_subjects(subjects, pictures, layers=layers, masks=masks, of=of, progress=progress)
 
     def _run(
         self, source: Any, indices: np.ndarray, batch: int, workers: int, progress: Progress | None

@@ -62,6 +62,7 @@ class Subject:
     task: str = "classify"
     multilabel: bool = False
     trained: bool = True
+    asked: int | None = None  # the class whose Grad-CAM is wanted; None: of each picture the likeliest
 
     @property
     def device(self) -> torch.device:
@@ -374,20 +375,21 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
 def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """The class of each picture and how sure the model is; of a segmenter the class of most pixels, and its part.
 
-    The background is asked for where there is nothing else.
+    The background is asked for where there is nothing else. Where a class was asked for it is that one.
     """
     if subject.task == "detect":
         return None
-    answer = subject.model(x)
+    answer, asked = subject.model(x), subject.asked
     if subject.task == "segment":
         given = answer["out"].argmax(dim=1).flatten(1)  # (B, h * w)
         parts = F.one_hot(given, answer["out"].shape[1]).double().mean(dim=1)  # (B, K)
         plain = torch.zeros_like(parts[0]).index_fill(0, torch.tensor(background(subject.classes), dtype=torch.long), 1)
-        classes = (parts - plain.to(parts)).argmax(dim=1)
-        return classes, parts.gather(1, classes[:, None]).squeeze(1)
-    scores = answer.double().sigmoid() if subject.multilabel else answer.double().softmax(dim=1)
-    sureness, classes = scores.max(dim=1)
-    return classes, sureness
+        likeliest = (parts - plain.to(parts)).argmax(dim=1)
+    else:
+        parts = answer.double().sigmoid() if subject.multilabel else answer.double().softmax(dim=1)
+        likeliest = parts.argmax(dim=1)
+    classes = likeliest if asked is None else torch.full_like(likeliest, asked)
+    return classes, parts.gather(1, classes[:, None]).squeeze(1)
 
 
 def _to_one(values: Tensor) -> np.ndarray:
