@@ -195,7 +195,7 @@ def _weighed(view: View, values: np.ndarray, name: str = "", asked: tuple[int, i
     painted = over(view.pixels, times_even, float(times_even.min()), 2.0)
     if asked:
         painted = mark(painted, asked, view.pixels.shape[:2])
-    times = f"up to {times_even.max():.3g} x"
+    times = f"up to {times_even.max():.3g}\u00a0x"  # a space that does not break
     return Panel(painted, f"{name}, {times}" if name else times)
 
 
