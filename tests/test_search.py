@@ -14,7 +14,8 @@ from weft.errors import WeftError
 from weft.study import search as searching
 from weft.study.cells import Result, cell_folder
 from weft.study.prune import is_below_median
-from weft.study.search import Found, Plan, Search, Trial, _seconds, amount, keep_plan, share
+from weft.study.search import Search, _seconds, share
+from weft.study.search_plan import Found, Plan, Trial, amount, keep_plan
 from weft.study.supernet import Costs
 
 BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}

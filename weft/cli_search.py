@@ -85,12 +85,14 @@ def search(
         raise WeftError("--minutes and --inherit are for a search with a supernet; without one give --epochs.")
 
     from weft.engine.state import locked
-    from weft.study import search as searching
+    from weft.study.prune import import_optuna
+    from weft.study.search import Search
+    from weft.study.search_plan import keep_plan, make_plan
     from weft.training import name_settings
 
-    searching.import_optuna()
+    import_optuna()
     given = settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device)
-    plan = searching.make_plan(
+    plan = make_plan(
         data,
         model,
         name_settings(given),
@@ -109,8 +111,8 @@ def search(
     )
     folder = study_folder(out, "search", data, plan.model)
     with locked(folder):
-        searching.keep_plan(folder, plan)
-        found = searching.Search(folder, plan, device=device, jobs=jobs, say=say).run()
+        keep_plan(folder, plan)
+        found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
         print("Stopped; the same command goes on.")
         return
@@ -120,8 +122,8 @@ def search(
 
 def _print(found: Any) -> None:
     from weft.study.cells import SCORES
-    from weft.study.search import amount
     from weft.study.search_page import by_cost, row
+    from weft.study.search_plan import amount
 
     header = ["", SCORES[found.score], "judged", "parameters", "MACs", "choices"]
     rows = []

@@ -12,7 +12,7 @@ from weft.files import write_text
 from weft.page import render
 from weft.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Dot, Line, Point, Tick, nice_ticks
 from weft.study.cells import SCORES
-from weft.study.search import Found, Trial, amount
+from weft.study.search_plan import Found, Trial, amount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
