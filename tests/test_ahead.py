@@ -1,5 +1,7 @@
 """Kernels compiled before they are needed: all that a pass launches, none of them launched, nothing else changed."""
 
+import threading
+
 import pytest
 import torch
 
@@ -59,13 +61,16 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
 
         @staticmethod
         def backward(ctx, grad):
-            seen.append(_async_compile.active_mode.get())
+            seen.append((_async_compile.active_mode.get(), launch.rehearsing.get()))
+            # A GPU's gradients have a thread of their own otherwise, which knows of neither.
+            assert not torch._C._is_multithreading_enabled()
             return 2 * grad
 
     seen = []
     ahead.compile_ahead(lambda: Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward())
     assert len(seen) == 1
-    assert seen[0] is not None
+    assert all(seen[0])
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_failed_rehearsal_ends_rehearsing(with_gpu):
@@ -74,6 +79,14 @@ def test_failed_rehearsal_ends_rehearsing(with_gpu):
     kernel = Kernel()
     launch.launch(kernel, (1,), 1)
     assert kernel.launched == [1]
+
+
+def test_another_thread_launches_what_it_needs(with_gpu):
+    """Somebody predicts while a run begins."""
+    kernel = Kernel()
+    other = threading.Thread(target=launch.launch, args=(kernel, (1,), 7))
+    ahead.compile_ahead(lambda: (other.start(), other.join()))
+    assert (kernel.warmed, kernel.launched) == ([], [7])
 
 
 def test_nothing_is_rehearsed_without_a_gpu():
