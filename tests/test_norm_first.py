@@ -87,6 +87,18 @@ def test_module(name: str, by_kernels: Callable[[], None]) -> None:  # noqa: F81
     check_training(randomise(MODULES[name]()), by_kernels, random(2, 4, 4, 16 if name == "LEWin" else 8))
 
 
+@pytest.mark.parametrize("name", ["LeFF", "LEWin"])
+def test_nobody_who_watches_is_passed_by(name: str, by_twins: Callable[[], None]) -> None:
+    by_twins()
+    for watched, _ in list(MODULES[name]().named_modules())[1:]:
+        module, seen = MODULES[name]().train(), []
+        if not list(module.get_submodule(watched).parameters()):
+            continue
+        module.get_submodule(watched).register_forward_hook(lambda *_, seen=seen: seen.append(True))
+        module(random(2, 4, 4, 16 if name == "LEWin" else 8)).sum().backward()
+        assert seen or "rel_pos" in watched, watched  # of which attention takes the table, in torch as well
+
+
 # Whole models, their operators by twins: what is kept for the backward pass is the same -----------------------------
 
 
