@@ -1,9 +1,14 @@
 """Kernels compiled before they are needed: all that a pass launches, none of them launched, nothing else changed."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import weft
 from tests.small_runs import differences, make_pictures, tiny_run
+from tests.test_resume import Killed, interrupt
 from weft.engine import fit_machine
 from weft.kernels import ahead
 
@@ -59,13 +64,16 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
 
         @staticmethod
         def backward(ctx, grad):
-            seen.append(_async_compile.active_mode.get())
+            seen.append((_async_compile.active_mode.get(), launch.rehearsing.get()))
+            # A GPU's gradients have a thread of their own otherwise, which knows of neither.
+            assert not torch._C._is_multithreading_enabled()
             return 2 * grad
 
     seen = []
     ahead.compile_ahead(lambda: Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward())
     assert len(seen) == 1
-    assert seen[0] is not None
+    assert all(seen[0])
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_failed_rehearsal_ends_rehearsing(with_gpu):
@@ -76,36 +84,58 @@ def test_failed_rehearsal_ends_rehearsing(with_gpu):
     assert kernel.launched == [1]
 
 
+def test_another_thread_launches_what_it_needs(with_gpu):
+    """Somebody predicts while a run begins."""
+    kernel = Kernel()
+    other = threading.Thread(target=launch.launch, args=(kernel, (1,), 7))
+    ahead.compile_ahead(lambda: (other.start(), other.join()))
+    assert (kernel.warmed, kernel.launched) == ([], [7])
+
+
 def test_nothing_is_rehearsed_without_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     ahead.compile_ahead(lambda: pytest.fail("rehearsed"))
 
 
-@pytest.mark.parametrize("memory", ["enough", "short"])
-def test_rehearsal_changes_nothing_of_the_run(monkeypatch, tmp_path, memory):
-    """Passes that compute nonsense leave weights, statistics, averages and random numbers as they were."""
-    pictures = make_pictures(tmp_path / "pictures")
-    settings = dict(run__ema=0.9)
-    tiny_run(pictures, tmp_path / "plain", **settings)
-    passes = []
+@pytest.fixture
+def spoiled(monkeypatch):
+    """Rehearsals that compute nonsense or raise `spoiled.error`, and what they were given: pictures, and the mode."""
+    found = SimpleNamespace(trainer=None, passes=[], error=None)
 
     def spoil(rehearse, workers):
-        forward = trainers[-1].forward
+        trainer, forward = found.trainer, found.trainer.forward
 
         def nonsense(x):
-            passes.append(len(x))
-            if memory == "short":
-                raise torch.OutOfMemoryError("out of memory")
+            found.passes.append((len(x), trainer.model.training))
+            if found.error is not None:
+                raise found.error
             return forward(x) * float("nan")
 
-        trainers[-1].forward = nonsense
+        trainer.forward = nonsense
         rehearse()
-        trainers[-1].forward = forward
+        trainer.forward = forward
 
-    trainers = []
-    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: trainers.append(trainer) or True)
+    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: setattr(found, "trainer", trainer) or True)
     monkeypatch.setattr(fit_machine, "compile_ahead", spoil)
-    tiny_run(pictures, tmp_path / "rehearsed", **settings)
-    assert passes
+    return found
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("out of memory"), ValueError("too few pictures")])
+@pytest.mark.parametrize("settings", [{}, dict(model__frozen_mode=True, run__micro_batch=3)])
+def test_rehearsal_changes_nothing_of_the_run(monkeypatch, tmp_path, spoiled, error, settings):
+    """Neither does it as a run begins nor as it goes on: not weights, statistics, averages, nor random numbers."""
+    settings = dict(run__ema=0.9, epochs=2, **settings)
+    pictures = make_pictures(tmp_path / "pictures")
+    with monkeypatch.context() as plain:
+        plain.setattr(fit_machine, "_can_rehearse", lambda trainer: False)
+        tiny_run(pictures, tmp_path / "plain", **settings)
+    spoiled.error = error
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", 2)
+        with pytest.raises(Killed):
+            tiny_run(pictures, tmp_path / "rehearsed", **settings)
+    weft.train(resume=tmp_path / "rehearsed", quiet=True)
+    mode = not settings.get("model__frozen_mode", False)
+    assert spoiled.passes == [(settings.get("run__micro_batch", 8), mode)] * 2
     assert not differences(tmp_path / "plain", tmp_path / "rehearsed")

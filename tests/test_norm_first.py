@@ -1,6 +1,7 @@
 """Layers that make again what the BatchNorm in front of them gave: numbers as ever, and less kept on the way."""
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import weft
 from tests.kernel_checks import DTYPES, check_gradients, check_values, random
 from tests.lost_kernels import QUICK_CHECKS
 from tests.test_kernels_in_blocks import by_kernels, check_training, randomise  # noqa: F401  a fixture
-from weft.kernels import op
+from weft.kernels import linear, op
 from weft.kernels.batch_norm import batch_norm_statistics, plain_batch_norm_act
 from weft.kernels.depthwise import plain_depthwise
 from weft.kernels.norm_depthwise import norm_depthwise
@@ -84,6 +85,18 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 def test_module(name: str, by_kernels: Callable[[], None]) -> None:  # noqa: F811
     """Outputs, gradients and running statistics are those of the modules one by one."""
     check_training(randomise(MODULES[name]()), by_kernels, random(2, 4, 4, 16 if name == "LEWin" else 8))
+
+
+@pytest.mark.parametrize("name", ["LeFF", "LEWin"])
+def test_nobody_who_watches_is_passed_by(name: str, by_twins: Callable[[], None]) -> None:
+    by_twins()
+    for watched, _ in list(MODULES[name]().named_modules())[1:]:
+        module, seen = MODULES[name]().train(), []
+        if not list(module.get_submodule(watched).parameters()):
+            continue
+        module.get_submodule(watched).register_forward_hook(lambda *_, seen=seen: seen.append(True))
+        module(random(2, 4, 4, 16 if name == "LEWin" else 8)).sum().backward()
+        assert seen or "rel_pos" in watched, watched  # of which attention takes the table, in torch as well
 
 
 # Whole models, their operators by twins: what is kept for the backward pass is the same -----------------------------
@@ -162,10 +175,24 @@ def test_model(name: str, checkpointing: bool, by_twins: Callable[[], None]) -> 
 def test_a_changed_norm_is_kept(by_twins: Callable[[], None]) -> None:
     """Who writes into what a norm gave gets the gradient for what is there now."""
     by_twins()
-    norm, linear = LayerNorm(8), Linear(8, 4)
+    norm, layer = LayerNorm(8), Linear(8, 4)
     x = random(2, 2, 3, 8).requires_grad_()
     _, _, z = norm_tokens(norm, x, None, again=True)
     z.mul_(2)
-    linear(z).sum().backward()
+    layer(z).sum().backward()
     wanted = 2 * nn.functional.layer_norm(x.detach(), (8,)).sum((0, 1, 2))
-    torch.testing.assert_close(linear.weight.grad, wanted.expand(4, 8), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.weight.grad, wanted.expand(4, 8), rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_norm_gave_can_be_saved_and_is_freed(by_twins: Callable[[], None]) -> None:
+    """How it is made again goes into no file, and holds on to nothing once it is gone."""
+    by_twins()
+    x = random(2, 2, 3, 8).requires_grad_()
+    z, file = norm_tokens(LayerNorm(8), x, None, again=True)[2], io.BytesIO()
+    assert linear.how_again(z)
+    torch.save(z, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), z)
+    before = len(linear._again)
+    del z
+    assert len(linear._again) == before - 1

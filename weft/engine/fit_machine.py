@@ -25,24 +25,30 @@ def compile_kernels(trainer: Trainer) -> None:
     """Compiles the kernels of a training pass and of validation, many at a time; the first step would, one by one."""
     if not _can_rehearse(trainer):
         return
-    pictures = trainer.config.run.micro_batch or -(-trainer.config.run.batch // trainer.world.size)
-    trainer.progress.micro_batch = pictures  # until it is known how many fit
+    mine = -(-trainer.config.run.batch // trainer.world.size)
+    trainer.progress.micro_batch = trainer.progress.micro_batch or mine  # until it is known how many fit
+    pictures = min(mine, trainer.progress.micro_batch)  # one pass: more of them would be recorded, to be replayed
 
     def rehearse() -> None:
-        with contextlib.suppress(torch.OutOfMemoryError):  # which the trial of fewer pictures answers
+        with contextlib.suppress(RuntimeError, ValueError):  # too little memory, too few pictures: the step answers
             _pass(trainer, pictures)
 
     before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
     told = threading.Timer(UNSAID, trainer.screen.say, ["compiling kernels for this GPU; they are kept for next time"])
     told.start()
-    compile_ahead(rehearse, max(1, (os.cpu_count() or 1) // trainer.world.size))
-    told.cancel()
+    try:
+        compile_ahead(rehearse, max(1, (os.cpu_count() or 1) // trainer.world.size))
+    finally:
+        told.cancel()
     trainer.optimizer.zero_grad(set_to_none=True)
     load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
 
 
 def _can_rehearse(trainer: Trainer) -> bool:
-    """Not where the pass goes on from what kernels found, boxes, which is no number here, nor where processes meet."""
+    """Not where processes meet, nor where the pass goes on from what kernels found, boxes, which is no number here.
+
+    Nor through torch.compile, which has its own kernels and its own way to compile many at a time.
+    """
     run = trainer.config.run
     alone = not (run.fsdp or trainer.in_lockstep)
     return trainer.device.type == "cuda" and alone and not run.compile and trainer.task.name != "detect"
@@ -50,11 +56,10 @@ def _can_rehearse(trainer: Trainer) -> bool:
 
 def _pass(trainer: Trainer, pictures: int) -> None:
     """A training step's gradients and a batch of validation, on made-up pictures."""
-    trainer.model.train()
+    trainer.model.train(not trainer.config.model.frozen_mode)
     trainer.gradients(0, trainer.task.made_up(pictures))
     with torch.no_grad():
         trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
-    trainer.model.train()
 
 
 def find_micro_batch(trainer: Trainer) -> None:

@@ -348,6 +348,7 @@ class Sitting:
                 " other chances in mixing and drop path, so the result is not that of one run to the last bit"
             )
         self.screen.say(f"{self.folder}: on after step {trainer.progress.step:,} of {trainer.progress.total_steps:,}")
+        compile_kernels(trainer)  # perhaps on another machine
 
     def facts(self) -> dict[str, Any]:
         return {

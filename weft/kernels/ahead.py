@@ -1,4 +1,4 @@
-"""Compiling kernels before they are needed, many at a time: a model has up to a hundred, and each takes a second."""
+"""Compiling kernels before they are needed, many at a time: a model has a hundred or so, and each takes a second."""
 
 import os
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def compile_ahead(rehearse: Callable[[], Any], workers: int = os.cpu_count() or 
 
     from weft.kernels.gpu import launch
 
-    launch.rehearsing = True
+    token = launch.rehearsing.set(True)
     try:
         with (
             ThreadPoolExecutor(workers) as pool,
             triton.AsyncCompileMode(pool, ignore_errors=True),
-            torch.autograd.set_multithreading_enabled(False),  # the mode is this thread's
+            torch.autograd.set_multithreading_enabled(False),  # both are this thread's
         ):
             rehearse()
     finally:
-        launch.rehearsing = False
+        launch.rehearsing.reset(token)

@@ -4,13 +4,14 @@ Torch casts every parameter and every gradient of one on its own, and its sum ov
 longer than the matrix products beside it. In inference and for compilers a linear layer is torch's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.kernels.activation import activation, activation_backward
 from weft.kernels.linear_act import linear_act_forward
@@ -63,6 +64,8 @@ def parameters_of(layers: Sequence[Any]) -> list[Tensor]:
     return [layer.weight for layer in layers] + [layer.bias for layer in layers]
 
 
+# By the tensor, as long as there is one: an attribute of it would be saved with it.
+_again: MutableMapping[Any, Any] = WeakTensorKeyDictionary()
 NEVER: Any = (None, None, ())
 
 
@@ -72,12 +75,12 @@ def make_again(x: Tensor, make: Callable[..., Tensor], *tensors: Tensor | None) 
     That is one more pass over memory in the backward pass, for one map less that is kept.
     """
     tensors = tuple(None if t is None else t.detach() for t in tensors)
-    x.again = x._version, make, tensors  # pyright: ignore[reportAttributeAccessIssue]
+    _again[x] = x._version, make, tensors
 
 
 def how_again(x: Tensor) -> tuple[Callable[..., Tensor], tuple[Tensor | None, ...]] | None:
     """What `make_again` said about x, unless somebody has changed it since."""
-    version, make, tensors = getattr(x, "again", NEVER)
+    version, make, tensors = _again.get(x, NEVER)
     return (make, tensors) if version == x._version else None
 
 

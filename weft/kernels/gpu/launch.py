@@ -1,5 +1,6 @@
 """Launching kernels quickly: in eager mode a model launches hundreds, and the GPU should not wait for Python."""
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from weft.kernels.switch import interpreted
 MOST = 10_000  # kernels that are remembered; more mean that sizes differ at every call
 
 _compiled: dict[tuple[Any, ...], Any] = {}
-rehearsing = False  # kernels are compiled and not launched, see `weft.kernels.ahead`
+# Whether this thread's kernels are compiled and not launched, see `weft.kernels.ahead`.
+rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 _device, _stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
 
@@ -28,7 +30,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: int) -> No
         *[(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in args],
     )
     found = _compiled.get(key)
-    if rehearsing:
+    if rehearsing.get():
         if found is None:
             kernel.warmup(*args, grid=grid, **options)
     elif found is None:
