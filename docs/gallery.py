@@ -190,7 +190,7 @@ def page(
     parts = [HEAD, "\n".join(table)]
     if outlines:
         parts.append(
-            f"The photographs of {' and '.join(outlines)} may not be passed on: line drawings stand for them here."
+            f"The photographs of {', '.join(outlines)} may not be passed on: line drawings stand for them here."
         )
     for kind, (title, reading) in READING.items():
         if kind in figures:

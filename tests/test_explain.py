@@ -29,7 +29,7 @@ from weft.analysis.explain import (
     similarity_between,
 )
 from weft.analysis.explain_page import _chart
-from weft.analysis.figures import draw, write_figures
+from weft.analysis.figures import _ending, draw, write_figures
 from weft.analysis.heat import INK, heat, mark, over, shown, squares
 from weft.analysis.saliency import grad_cam
 from weft.data.transforms import Preprocessing
@@ -496,3 +496,12 @@ def test_numbers_of_wordnet_get_their_names():
 def test_the_folder_of_a_picture_may_name_its_class(name, label, run):
     subject = replace(open_subject(str(run), "cpu"), classes=["T-shirt/top", "bus", "us"])
     assert label_of(subject, name) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "inches", "shown"),
+    [("made of\nhead.pyramid.tokenizers.0", 1, "made of\n…amid.tokenizers.0"), ("vt.0", 0.1, "vt.0")],
+)
+def test_long_names_of_layers_keep_their_ends(text, inches, shown):
+    assert _ending(text, inches) == shown
+    assert all(len(line) <= max(4, 18 * inches) for line in shown.splitlines())

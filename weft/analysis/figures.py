@@ -1,6 +1,7 @@
 """Exhibits as PNG and SVG files for papers."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,8 @@ def _sheet(sheet: Sheet) -> "Figure":
         figure.text(x / width, (top + 0.03) / height, _plain(name), ha="center", va="bottom")
     for (name, panels), tall in zip(sheet.rows, heights, strict=True):
         middle = (top - tall / 2) / height
-        figure.text((left - 0.05) / width, middle, _plain(name), ha="right", va="center", rotation=90, fontsize=6.5)
+        name = _plain(_ending(name, tall))
+        figure.text((left - 0.05) / width, middle, name, ha="right", va="center", rotation=90, fontsize=6.5)
         for i, panel in enumerate(panels):
             if panel.pixels is not None:
                 x, high = left + i * (PANEL + GAP), PANEL * _aspect(panel)
@@ -67,6 +69,12 @@ def _sheet(sheet: Sheet) -> "Figure":
                 figure.text(*place, _plain(panel.caption), ha="center", va="top", fontsize=7)
         top -= tall + below
     return figure
+
+
+def _ending(text: str, inches: float) -> str:
+    """As much of the end of each line as there is room for in small print."""
+    most = max(4, int(18 * inches))
+    return "\n".join(line if len(line) <= most else "…" + line[1 - most :] for line in text.splitlines())
 
 
 def _aspect(panel: Panel) -> float:
@@ -102,7 +110,7 @@ def _matrix(matrix: Matrix) -> "Figure":
     image = axes.imshow(matrix.values, cmap=COLOURS, vmin=0, vmax=1)
     axes.set_xticks(np.arange(len(matrix.columns)), [_plain(name) for name in matrix.columns], rotation=90, fontsize=6)
     axes.set_yticks(np.arange(len(matrix.rows)), [_plain(name) for name in matrix.rows], fontsize=6)
-    axes.set_title(_plain(title(matrix)), fontsize=8)
+    axes.set_title(textwrap.fill(_plain(title(matrix)), 48), fontsize=8)  # no wider than the matrix
     figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
