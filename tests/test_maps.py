@@ -16,6 +16,7 @@ from weft.analysis.maps import as_map, block_layers, default_layer, layer_of, st
 from weft.analysis.receptive import Field, receptive_fields
 from weft.analysis.saliency import class_scores, grad_cam
 from weft.analysis.tokens import token_maps
+from weft.heads import make_segmenter
 
 MODELS = {
     "cvt_nano": {},
@@ -234,6 +235,15 @@ def test_token_maps_are_equations_1_and_3():
     torch.testing.assert_close(first.interactions.flatten(2), weights @ made)
     assert (first.name, second.name, second.maps.shape) == ("vt.0", "vt.1", (2, 16, 8, 12))
     torch.testing.assert_close(second.interactions.sum(dim=(2, 3)), torch.ones(2, 16))
+
+
+def test_levels_of_vt_fpn_have_token_maps_of_their_own():
+    backbone = timm.create_model("vt_resnet_nano")
+    model = make_segmenter(backbone, "vt-fpn", 3, channels=32, head_channels=16, num_tokens=4, token_dim=64).eval()
+    maps = token_maps(attention_of(model, torch.randn(1, 3, 64, 64)))
+    names = [module.name for module in maps]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if "tokenizers" in name] == [f"head.pyramid.tokenizers.{i}" for i in range(4)]
 
 
 def test_models_without_visual_tokens_have_no_token_maps():

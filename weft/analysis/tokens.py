@@ -49,4 +49,6 @@ def _mean_over_heads(layer: "LayerAttention") -> Tensor:
 
 
 def _module(name: str) -> str:
-    return name.rpartition(".")[0]
+    """Of which module the layer is a part; one in a list, as the tokenizers of VT-FPN's levels, stands for itself."""
+    parent, _, last = name.rpartition(".")
+    return name if last.isdigit() else parent
