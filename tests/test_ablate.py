@@ -261,3 +261,4 @@ def test_bad_input_is_one_line(tmp_path, options, words):
 def test_folders_of_others_are_left_alone(tmp_path, pictures, mine):
     tree(tmp_path / "study", "a.png")
     refused(command("ablate", mine, pictures, "--epochs", 1, "--out", tmp_path / "study"), "holds no study")
+    assert [file.name for file in (tmp_path / "study").iterdir()] == ["a.png"]

@@ -92,10 +92,14 @@ def test_another_thread_launches_what_it_needs(with_gpu):
     assert (kernel.warmed, kernel.launched) == ([], [7])
 
 
-def test_nothing_is_rehearsed_without_a_gpu():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    ahead.compile_ahead(lambda: pytest.fail("rehearsed"))
+@pytest.mark.parametrize("missing", ["GPU", "kernels", "Triton"])
+def test_nothing_is_rehearsed_for_nothing(missing, with_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: missing != "GPU")
+    monkeypatch.setattr(ahead, "kernels_are_on", lambda: missing != "kernels")
+    monkeypatch.setattr(ahead, "has_triton", lambda: missing != "Triton")
+    passes = []
+    ahead.compile_ahead(lambda: passes.append(1))
+    assert not passes
 
 
 @pytest.fixture

@@ -149,5 +149,7 @@ def test_the_command(tmp_path, monkeypatch):
         (["cvt_nano", "ceit_nanoo", "--compare", "demo:fashion"], ("ceit_nanoo",)),
     ],
 )
-def test_bad_input_gets_one_line(arguments, words):
+def test_bad_input_gets_one_line(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     refused(command("bench", *arguments), *words)
+    assert not list(tmp_path.iterdir())

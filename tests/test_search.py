@@ -263,6 +263,7 @@ def test_amounts(number, text):
 )
 def test_bad_input_gets_one_line(tmp_path, arguments, words):
     refused(command("search", "demo:fashion", "--out", tmp_path / "out", *arguments), *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
