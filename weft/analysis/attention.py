@@ -4,9 +4,9 @@
     for layer in layers:
         print(layer.name, layer.heads, layer.rows(0, 1).shape)
 
-The model runs as always, with the attention kernels that never write the weights to memory, and gives the same answers
-to the last bit. What is kept of a layer is as large as its map; its weights, which are as large as the map squared,
-exist for as many rows at a time as fit.
+A plain model runs as always, with attention that never writes the weights to memory, and gives the same answers to the
+last bit; blocks of `weft.fast` compute plainly as long as they are read. What is kept of a layer is as large as its
+map; its weights, which are as large as the map squared, exist for as many rows at a time as fit.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from weft.analysis.attention_readers import Reading, Scores, Shape, Side, Tap, taps_of
 from weft.errors import WeftError, did_you_mean
-from weft.models.replay import Replayed
+from weft.fast.replay import Replayed
 
 MOST_NUMBERS = 2**24  # of a chunk of rows: 64 MiB
 POWERS = (1, 2, 4, 8, 16, 32, 64)  # strides of the families

@@ -1,8 +1,8 @@
 """Where each kind of layer has its queries and keys, and how to read them while it runs.
 
-A layer is read by forward hooks on modules that it calls in any case, so that it computes what it always computes, on
-the path that it always takes: `weft.kernels.watch` says which modules are read by fused paths without being called, and
-none of these gets a hook here. What is read are queries and keys, whose size is that of the map; weights come later.
+A layer is read by forward hooks on modules that it calls in any case, so that it computes what it always computes. A
+fused block calls none of them, and is plain as long as there are hooks. What is read are queries and keys, whose size
+is that of the map; weights come later.
 """
 
 from collections.abc import Callable
@@ -409,6 +409,11 @@ DO_NOT_APPLY: dict[type[nn.Module], str] = {
 }
 
 
+def plain_kind(module: nn.Module) -> type[nn.Module]:
+    """The class of a module; where it has a form of `weft.fast`, the one whose form that is."""
+    return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith("weft.fast."))
+
+
 def taps_of(model: nn.Module) -> tuple[list[Tap], dict[str, str]]:
     """The layers of a model that can be read, and those that cannot, with the reason."""
     taps: list[Tap] = []
@@ -417,7 +422,7 @@ def taps_of(model: nn.Module) -> tuple[list[Tap], dict[str, str]]:
     for name, module in model.named_modules():
         if module in read:
             continue
-        kind = type(module)
+        kind = plain_kind(module)
         found = READERS[kind](name, module) if kind in READERS else []
         taps += found
         if found:

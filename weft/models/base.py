@@ -63,7 +63,6 @@ class HybridModel(nn.Module):
         self.num_prefix_tokens = 1 if class_token else 0
         self.head_reads_tokens = class_token  # forward_features returns (B, N, C) tokens, or else a (B, C, H, W) map
         self.grad_checkpointing = False
-        self.fused = False  # set by weft.fuse: this copy is for inference
         self._set_global_pool(global_pool)
         self.norm = norm
         self.head_drop = nn.Dropout(drop_rate)
@@ -145,6 +144,7 @@ class HybridModel(nn.Module):
         take, last = feature_take_indices(end + 1, indices)
         stop = last if stop_early or intermediates_only else end
         x, cls, maps = self.forward_trunk(x, take, stop)
+        maps = [m.contiguous() for m in maps]  # beside a class token they are parts of all tokens
         if norm:
             maps = [self.norm(m) if self._norm_fits(i) else m for i, m in zip(sorted(set(take)), maps, strict=True)]
         if output_fmt == "NCHW":

@@ -23,12 +23,8 @@ from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive
-from weft.kernels.conv_norm import conv_norm, convolve, is_batch_norm, keep_factors, norm_act
-from weft.kernels.norm_first import norm_conv
-from weft.kernels.watch import fusable
-from weft.models import _timm
-from weft.models._timm import GELU
-from weft.models.layers import ConvEmbed, LayerNorm, MaxPool, PointwiseConv, to_nchw, to_nhwc
+from weft.models._timm import GELU, ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
+from weft.models.layers import ConvEmbed, MaxPool, PointwiseConv, to_nchw, to_nhwc
 
 CE_UNITS = ("fused", "mbconv", "ghost", "dense", "shuffle", "resnet", "seresnet")
 CE_LAYERS = (1, 3, 5, 7)
@@ -49,86 +45,10 @@ class ConvolutionalEmbedding(nn.Module):
         super().__init__()
         self.units = nn.Sequential(*units)
         self.proj = proj
-        self.norm = LayerNorm(dim, **dd)
+        self.norm = nn.LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(to_nhwc(self.units(to_nchw(x)))))
-
-
-class ConvBnAct(_timm.ConvBnAct):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                return run_unit(self, x, [(self.conv, self.bn1)])
-        y = self.bn1(self.conv(x))
-        return self.drop_path(y) + x if self.has_skip else y
-
-
-class DepthwiseSeparableConv(_timm.DepthwiseSeparableConv):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                return run_unit(self, x, [(self.conv_dw, self.bn1), (self.conv_pw, self.bn2)])
-        y = self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
-        return self.drop_path(y) + x if self.has_skip else y
-
-
-class InvertedResidual(_timm.InvertedResidual):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                layers = [(self.conv_pw, self.bn1), (self.conv_dw, self.bn2), (self.conv_pwl, self.bn3)]
-                return run_unit(self, x, layers)
-        y = self.bn3(self.conv_pwl(self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))))
-        return self.drop_path(y) + x if self.has_skip else y
-
-
-class EdgeResidual(_timm.EdgeResidual):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                return run_unit(self, x, [(self.conv_exp, self.bn1), (self.conv_pwl, self.bn2)])
-        y = self.bn2(self.conv_pwl(self.bn1(self.conv_exp(x))))
-        return self.drop_path(y) + x if self.has_skip else y
-
-
-FOLDED = nn.Identity()
-
-
-def run_unit(unit: Any, x: Tensor, layers: list[tuple[Any, Any]]) -> Tensor:
-    """A unit whose convolutions take BatchNorm, GELU and, where no GELU stands between, the shortcut with them."""
-    x = shortcut = to_nhwc(x)
-    *firsts, (conv, norm, act) = [(conv, *_norm_and_act(norm)) for conv, norm in layers]
-    if len(firsts) == 2 and all(is_batch_norm(bn) and bn.training for _, bn, _ in firsts):  # the second is depth-wise
-        (expand, bn1, act1), (conv_dw, bn2, act2) = firsts
-        x = norm_act(norm_conv(convolve(x, expand), bn1, act1, conv_dw), bn2, act2)
-    else:
-        for first, bn, act1 in firsts:
-            x = conv_norm(x, first, bn, "none", act1)
-    if not unit.has_skip:
-        x = conv_norm(x, conv, norm, "none", act)
-    elif act == "none":
-        x = conv_norm(x, conv, norm, "none", act, shortcut, keep_factors(unit.drop_path, x))
-    else:
-        x = unit.drop_path(conv_norm(x, conv, norm, "none", act)) + shortcut
-    return to_nchw(x)
-
-
-def _norm_and_act(norm: Any) -> tuple[nn.Module, str]:
-    """The two parts of timm's BatchNorm with activation, of which `weft.fuse` leaves the activation alone."""
-    if type(norm) is BatchNormAct2d and is_batch_norm(norm):
-        return norm, "gelu" if isinstance(norm.act, nn.GELU) else "none"
-    if isinstance(norm, nn.GELU):
-        return FOLDED, "gelu"
-    return norm, "none"  # folded, without activation; or of another kind, which does all by itself
 
 
 class ShuffleUnit(nn.Module):

@@ -17,15 +17,14 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
 from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
-from weft.models.layers import GELU, LayerNorm, StochasticDepth, grid_size, norm_apart, norm_tokens
+from weft.models.layers import LayerNorm, StochasticDepth, add_branch, grid_size
 from weft.models.pvt import PVT
-from weft.models.windows import windowed_attention
+from weft.models.windows import WindowMask, windowed_attention
 
 __all__ = ["CESwin"]
 
@@ -44,6 +43,7 @@ class SwinBlock(SwinTransformerBlock):
         attn_drop: float,
         proj_drop: float,
         drop_path: float,
+        grid: tuple[int, int] = (0, 0),
         **dd: Any,
     ):
         super().__init__(
@@ -55,22 +55,18 @@ class SwinBlock(SwinTransformerBlock):
             mlp_ratio=mlp_ratio,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
-            act_layer=GELU,
             norm_layer=LayerNorm,
             **dd,
         )
         self.window, self.shifted = window, shifted
+        self.mask = WindowMask(grid, window, shifted, **dd)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            x, _ = add_branch(x, None, self._attn(self.norm1(x)), None, self.drop_path(x))
-            z = self.norm2(x)
-        else:  # not compiled by TorchScript
-            _, _, z, _ = norm_apart(self.norm1, x, None)
-            y = self._attn(z).flatten(1, 2)  # (B, H*W, C)
-            x, _, z = norm_tokens(self.norm2, x, None, y, self.drop_path(x))
-        return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
+        y = self._attn(self.norm1(x))
+        x = add_branch(x, y, self.drop_path(y))
+        y = self.mlp(self.norm2(x))
+        return add_branch(x, y, self.drop_path(y))
 
     def _attn(self, x: Tensor) -> Tensor:
         attn = self.attn
@@ -78,7 +74,9 @@ class SwinBlock(SwinTransformerBlock):
         dropout = attn.attn_drop.p if self.training else 0.0
         table = attn.relative_position_bias_table
         index: Tensor = attn.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
-        y = windowed_attention(q, k, v, table, index.view(-1), attn.num_heads, self.window, self.shifted, dropout)
+        index = index.view(-1)
+        heads, mask, grid = attn.num_heads, self.mask.mask, self.mask.grid
+        y = windowed_attention(q, k, v, table, index, heads, self.window, self.shifted, dropout, mask, grid)
         return attn.proj_drop(attn.proj(y))
 
 
@@ -86,7 +84,7 @@ class CESwin(HierarchicalModel):
     """Swin with a convolutional embedding in front of each stage, at strides 4, 8, 16 and 32.
 
     Args:
-        img_size: default picture size: a stage whose map one window covers at this size does not shift its windows.
+        img_size: default picture size; no weight depends on it, but the masks of its windows are made once.
         global_pool: "avg", "max", "avgmax", or "" for none.
         embed_dim: width of the first stage; it doubles from stage to stage.
         depths, num_heads: blocks and heads, one number per stage.
@@ -128,7 +126,6 @@ class CESwin(HierarchicalModel):
         check_choice("stem_stride", stem_stride, STEM_STRIDES)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
         check_rates(drop_path_rate=drop_path_rate)
-        grid_size(img_size, 1)  # raises for what is no size
         dims = [embed_dim * 2**i for i in range(4)]
         for dim, heads in zip(dims, num_heads, strict=True):
             check_widths(dim, heads)
@@ -137,6 +134,7 @@ class CESwin(HierarchicalModel):
         self.in_chans = in_chans
         reduction = stem_stride
         for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):
+            grid = grid_size(img_size, reduction)
             blocks = [
                 SwinBlock(
                     dim,
@@ -147,6 +145,7 @@ class CESwin(HierarchicalModel):
                     attn_drop_rate,
                     proj_drop_rate,
                     drop_path,
+                    grid,
                     **dd,
                 )
                 for j, drop_path in enumerate(drop_paths[i])
@@ -154,7 +153,7 @@ class CESwin(HierarchicalModel):
             embed = conv_embedding(i, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
             self.add_stage(MapStage(embed, blocks), dim, reduction)
             reduction *= 2
-        norm = LayerNorm(dims[-1], **dd)
+        norm = nn.LayerNorm(dims[-1], **dd)
         self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

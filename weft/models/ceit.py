@@ -22,18 +22,13 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.conv_norm import norm_act
-from weft.kernels.norm_first import norm_conv, norm_linears
-from weft.kernels.residual import add_branch
-from weft.kernels.watch import fusable
 from weft.models.base import HybridModel, build, with_first_conv
 from weft.models.layers import (
-    Attention,
     ConvNorm,
     LayerNorm,
     LinearNorm,
@@ -41,11 +36,10 @@ from weft.models.layers import (
     PointwiseConv,
     PositionEmbedding,
     StochasticDepth,
+    add_branch,
     grid_size,
     image_to_map,
     join,
-    norm_apart,
-    norm_tokens,
     pad_to_multiple,
     part,
     present,
@@ -114,24 +108,9 @@ class LeFF(nn.Module):
         if self.dwconv is None:
             tokens = join(cls, x).unsqueeze(2)  # (B, 1 + H*W, 1, C), a map one token wide
             return part(self.linear2(self.linear1(tokens)).squeeze(2), x, cls)
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if self.training and self.dwconv.act_in == "none" and fusable(x, self):
-                return self.forward_training(x, self.dwconv), cls
-        x = self.linear1(x)  # eq. 6: (B, H, W, e C)
+        x = self.linear1(x.contiguous())  # eq. 6: (B, H, W, e C); the map comes as a part of all tokens
         x = self.dwconv(x)  # eq. 8; the map is its own SpatialRestore and Flatten, eqs. 7 and 9
         return self.linear2(x), cls  # eq. 10: (B, H, W, C)
-
-    def forward_training(self, x: Tensor, dwconv: ConvNorm) -> Tensor:
-        """The same without keeping what BatchNorm and GELU give, two of the four maps of width e C."""
-        first, last = self.linear1, self.linear2
-        x = norm_conv(first.linear(x), first.bn, first.act, dwconv.conv)
-        (x,) = norm_linears((x,), (dwconv.bn,), dwconv.act, (last.linear,))
-        return norm_act(x, last.bn, last.act)
-
-    def fuse(self) -> None:
-        """Hands the GELU of eq. 6 to the convolution, which applies it to what it reads."""
-        if self.dwconv is not None:
-            self.linear1.act, self.dwconv.act_in = "none", "gelu"
 
 
 class Block(nn.Module):
@@ -148,17 +127,13 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        new_cls: Optional[Tensor] = cls
-        if torch.jit.is_scripting():
-            y = self.attn(self.norm1(join(cls, x)))
-            x, new_cls = add_branch(x, cls, y, None, self.drop_path(x))
-            z, z_cls = self.norm2(x), self.norm2(present(new_cls))
-        else:  # not compiled by TorchScript
-            _, _, z = norm_tokens(self.norm1, x, cls, again=True)
-            y = self.attn(z)
-            x, new_cls, z, z_cls = norm_apart(self.norm2, x, cls, y, self.drop_path(x), again=True)
-        y, y_cls = self.leff(z, present(z_cls))
-        x, new_cls = add_branch(x, new_cls, y, y_cls, self.drop_path(x))
+        tokens = join(cls, x)  # (B, 1 + H*W, C)
+        y = self.attn(self.norm1(tokens))
+        tokens = add_branch(tokens, y, self.drop_path(y))
+        z, z_cls = part(self.norm2(tokens), x, cls)
+        local, new_cls = self.leff(z, present(z_cls))
+        y = join(new_cls, local)
+        x, new_cls = part(add_branch(tokens, y, self.drop_path(y)), x, cls)
         return x, present(new_cls)
 
 
@@ -281,7 +256,7 @@ class CeiT(HybridModel):
         )
         self.feature_info += [dict(num_chs=embed_dim, reduction=reduction, module=f"blocks.{i}") for i in range(depth)]
         self.lca = LCA(embed_dim, depth, num_heads, hidden, **dd) if lca else None
-        norm = LayerNorm(embed_dim, eps=LN_EPS, **dd)
+        norm = nn.LayerNorm(embed_dim, eps=LN_EPS, **dd)
         self.make_head(embed_dim, num_classes, global_pool, True, drop_rate, norm, **dd)
         self.reset_parameters()
         self.init_weights(needs_reset=False)

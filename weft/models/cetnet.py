@@ -33,23 +33,11 @@ from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.kernels.conv_norm import fit_together
-from weft.kernels.linear import Linear, linears
-from weft.kernels.norm_first import qkv_linears
-from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
-from weft.models.layers import (
-    ConvNorm,
-    LayerNorm,
-    PointwiseConv,
-    grid_size,
-    pad_to_multiple,
-    to_nchw,
-    to_nhwc,
-)
-from weft.models.windows import windowed_attention
+from weft.models.layers import ConvNorm, PointwiseConv, grid_size, pad_to_multiple, to_nchw, to_nhwc
+from weft.models.windows import WindowMask, windowed_attention
 
 __all__ = ["CETNet"]
 
@@ -60,7 +48,10 @@ EMBED_BLOCKS = 2  # LEWin blocks of a T in the place of an embedding
 
 
 class LEWinAttention(nn.Module):
-    """Window attention whose q, k and v come, with `le="qkv"`, from depth-wise convolutions of the map."""
+    """Window attention whose q, k and v come, with `le="qkv"`, from depth-wise convolutions of the map.
+
+    `grid` is the size of the maps for which it is made; others come, too.
+    """
 
     def __init__(
         self,
@@ -71,6 +62,7 @@ class LEWinAttention(nn.Module):
         le: str,
         attn_drop: float,
         proj_drop: float,
+        grid: tuple[int, int] = (0, 0),
         **dd: Any,
     ):
         super().__init__()
@@ -83,7 +75,8 @@ class LEWinAttention(nn.Module):
         self.k = nn.Linear(dim, dim, **dd)
         self.v = nn.Linear(dim, dim, **dd)
         self.rel_pos = RelPosBias((window, window), num_heads, **dd)
-        self.proj = Linear(dim, dim, **dd)
+        self.mask = WindowMask(grid, window, shifted, **dd)
+        self.proj = nn.Linear(dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,20 +84,13 @@ class LEWinAttention(nn.Module):
         dropout = self.attn_drop if self.training else 0.0
         table = self.rel_pos.relative_position_bias_table
         index: Tensor = self.rel_pos.relative_position_index  # pyright: ignore[reportAssignmentType]  a buffer
-        y = windowed_attention(q, k, v, table, index, self.num_heads, self.window, self.shifted, dropout)
+        heads, mask, grid = self.num_heads, self.mask.mask, self.mask.grid
+        y = windowed_attention(q, k, v, table, index, heads, self.window, self.shifted, dropout, mask, grid)
         return self.proj_drop(self.proj(y))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The maps q, k and v, (B, H, W, C) each."""
-        if torch.jit.is_scripting():
-            return self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
-        else:  # not compiled by TorchScript
-            branches, layers = (self.conv_q, self.conv_k, self.conv_v), (self.q, self.k, self.v)
-            if self.has_convs and usable(x) and fit_together(*branches):
-                q, k, v = qkv_linears(x, branches, layers)
-            else:
-                q, k, v = linears([conv(x) for conv in branches], layers)
-            return q, k, v
+        return self.q(self.conv_q(x)), self.k(self.conv_k(x)), self.v(self.conv_v(x))
 
 
 def local_conv(dim: int, **dd: Any) -> ConvNorm:
@@ -150,7 +136,7 @@ class TransformerEmbed(nn.Module):
         self.reduce = reduce
         self.blocks = nn.Sequential(*blocks)
         self.proj = PointwiseConv(in_chs, dim, **dd) if in_chs != dim else nn.Identity()
-        self.norm = LayerNorm(dim, **dd)
+        self.norm = nn.LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(self.blocks(self.reduce(x))))
@@ -177,7 +163,7 @@ class CETNet(HierarchicalModel):
     """Hierarchical transformer with convolutions between its stages, at strides 4, 8, 16 and 32.
 
     Args:
-        img_size: default picture size; no weight depends on it.
+        img_size: default picture size; no weight depends on it, but the masks of its windows are made once.
         global_pool: "avg", "max", "avgmax", or "" for none.
         embed_dim: D, the width of the first stage; it doubles from stage to stage.
         depths, num_heads: blocks and heads, one number per stage.
@@ -232,7 +218,7 @@ class CETNet(HierarchicalModel):
         check_embedding(ce_unit, ce_layers, ce_expand)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
         check_rates(drop_path_rate=drop_path_rate)
-        grid_size(img_size, 1)  # raises for what is no size
+        grids = [grid_size(img_size, stem_stride * 2**i) for i in range(4)]
         slots = parse_pattern(pattern)
         dims = [embed_dim * 2**i for i in range(4)]
         for dim, heads in zip(dims, num_heads, strict=True):
@@ -241,16 +227,16 @@ class CETNet(HierarchicalModel):
 
         self.in_chans = in_chans
 
-        def lewin(stage: int, shifted: bool, drop_path: float) -> LEWinBlock:
+        def lewin(stage: int, grid: tuple[int, int], shifted: bool, drop_path: float) -> LEWinBlock:
             dim, heads = dims[stage], num_heads[stage]
-            attn = LEWinAttention(dim, heads, window_size, shifted, le, attn_drop_rate, proj_drop_rate, **dd)
+            attn = LEWinAttention(dim, heads, window_size, shifted, le, attn_drop_rate, proj_drop_rate, grid, **dd)
             return LEWinBlock(dim, attn, le, int(dim * mlp_ratio), proj_drop_rate, drop_path, **dd)
 
         def embedding(stage: int, in_chs: int, dim: int) -> nn.Module:
             if slots[2 * stage] == "T":
                 reduce = HalvingPool() if stage else token_embedding("patch", stage, in_chs, dim, stem_stride, **dd)
                 source = max(stage - 1, 0)  # the stage whose width the blocks have
-                blocks = [lewin(source, i % 2 == 1, 0.0) for i in range(EMBED_BLOCKS)]
+                blocks = [lewin(source, grids[stage], i % 2 == 1, 0.0) for i in range(EMBED_BLOCKS)]
                 return TransformerEmbed(reduce, blocks, dims[source], dim, **dd)
             if embed == "ce":
                 return conv_embedding(stage, in_chs, dim, stem_stride, ce_unit, ce_layers, ce_expand, **dd)
@@ -261,14 +247,14 @@ class CETNet(HierarchicalModel):
         reduction = stem_stride
         for i, (in_chs, dim) in enumerate(pairwise((in_chans, *dims))):
             blocks = [
-                lewin(i, j % 2 == 1, drop_paths[i][j])
+                lewin(i, grids[i], j % 2 == 1, drop_paths[i][j])
                 if slots[2 * i + 1] == "T"
                 else ConvBlock(dim, i, drop_paths[i][j], **dd)
                 for j in range(depths[i])
             ]
             self.add_stage(MapStage(embedding(i, in_chs, dim), blocks), dim, reduction)
             reduction *= 2
-        norm = LayerNorm(dims[-1], **dd)
+        norm = nn.LayerNorm(dims[-1], **dd)
         self.make_head(dims[-1], num_classes, global_pool, False, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

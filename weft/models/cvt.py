@@ -28,25 +28,10 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.attention import attention_forward, suits
-from weft.kernels.conv_norm import conv_qkv, fit_together
-from weft.kernels.linear import Linear, linears
-from weft.kernels.switch import usable
 from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
-from weft.models.layers import (
-    GELU,
-    ConvNorm,
-    LayerNorm,
-    PositionEmbedding,
-    QuickGELU,
-    grid_size,
-    join,
-    present,
-    to_nchw,
-    to_nhwc,
-)
+from weft.models.layers import ConvNorm, PositionEmbedding, QuickGELU, grid_size, join, to_nchw, to_nhwc
 
 __all__ = ["CvT"]
 
@@ -58,7 +43,7 @@ POSITIONS = {  # the stages that have a position embedding
 }
 EMBEDDINGS = ("conv", "patch", "ce")
 PROJECTIONS = ("conv", "avg", "linear")
-ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": GELU}
+ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU}
 KV_STRIDES = (1, 2)
 STEM_STRIDES = (1, 2, 4)
 
@@ -114,7 +99,7 @@ class Attention(nn.Module):
         self.proj_q = nn.Linear(dim, dim, **dd)
         self.proj_k = nn.Linear(dim, dim, **dd)
         self.proj_v = nn.Linear(dim, dim, **dd)
-        self.proj = Linear(dim, dim, **dd)
+        self.proj = nn.Linear(dim, dim, **dd)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -123,56 +108,28 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
         q, k, v = self.project(x, cls)
-        return self.attend(q, k, v)
+        return self.proj_drop(self.proj(self.answer(q, k, v)))
 
     def project(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The depth-wise halves of the three projections: (B, [1 +] H*W, C), and twice (B, [1 +] h*w, C)."""
-        if torch.jit.is_scripting():
-            q = join(cls, self.conv_proj_q(x))
-        else:  # not compiled by TorchScript
-            if self.has_convs and usable(x) and fit_together(self.conv_proj_q, self.conv_proj_k, self.conv_proj_v):
-                return conv_qkv(x, cls, self.conv_proj_q, self.conv_proj_k, self.conv_proj_v)
-            q = join(cls, self.conv_proj_q(x))
-        return q, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.proj_drop(self.proj(self.answer(q, k, v)))
+        if self.has_convs:
+            x = x.contiguous()  # beside a class token it is a part of the tokens, which each convolution would copy
+        return join(cls, self.conv_proj_q(x)), join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x))
 
     def answer(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The tokens `q` ask the tokens `k`, which answer `v`."""
-        if torch.jit.is_scripting():
-            q, k, v = self.proj_q(q), self.proj_k(k), self.proj_v(v)
-        else:  # not compiled by TorchScript
-            q, k, v = linears((q, k, v), (self.proj_q, self.proj_k, self.proj_v))
-            if not (self.training and self.attn_drop) and suits(q, k, self.num_heads):
-                return attention_forward(q, k, v, self.num_heads, self.scale)
-        q, k, v = self.heads(q), self.heads(k), self.heads(v)
+        """The tokens `q` ask the tokens `k`, which answer `v`; the linear halves of the projections come first."""
+        q, k, v = self.heads(self.proj_q(q)), self.heads(self.proj_k(k)), self.heads(self.proj_v(v))
         dropout = self.attn_drop if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
         return y.transpose(1, 2).flatten(2)
 
-    def answer_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
-        """What the class token alone gets when it asks the map and itself."""
-        return self.attend(cls, join(cls, self.conv_proj_k(x)), join(cls, self.conv_proj_v(x)))
-
 
 class Block(TransformerBlock):
-    """Convolutional Transformer Block, which can also compute the class token alone."""
-
-    def forward_class_token(self, x: Tensor, cls: Tensor) -> Tensor:
-        cls = cls + self.attn.answer_class_token(self.norm1(x), self.norm1(cls))  # pyright: ignore[reportCallIssue]
-        return cls + self.mlp(self.norm2(cls))
+    """Convolutional Transformer Block, figure 2b: x + Attention(LN(x)), then x + MLP(LN(x)); hierarchy.py has it."""
 
 
 class Stage(TokenStage):
-    """Token embedding and blocks; where only the class token is wanted, the last block computes nothing else."""
-
-    def forward_class_token(self, x: Tensor) -> Tensor:
-        x, cls = self.forward_embed(x)
-        for i, block in enumerate(self.blocks):
-            if i < len(self.blocks) - 1:
-                x, cls = block(x, cls)
-        return self.blocks[-1].forward_class_token(x, present(cls))  # pyright: ignore[reportCallIssue]
+    """One stage of figure 2a: Convolutional Token Embedding, class token and positions if there are any, blocks."""
 
 
 class CvT(HierarchicalModel):
@@ -270,7 +227,7 @@ class CvT(HierarchicalModel):
                 proj_drop_rate,
             )
             self.add_stage(stage, dim, reduction)
-        norm = LayerNorm(embed_dims[-1], **dd)
+        norm = nn.LayerNorm(embed_dims[-1], **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 
@@ -279,16 +236,6 @@ class CvT(HierarchicalModel):
         if linear is self.head:  # the released code never resets the bias of the classifier
             bound = linear.in_features**-0.5
             nn.init.uniform_(linear.bias, -bound, bound)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fused and self.global_pool == "token":
-            return self.forward_head(self.forward_class_token(x))
-        return self.forward_head(self.forward_features(x))
-
-    def forward_class_token(self, x: Tensor) -> Tensor:
-        """`forward_features` without the map, (B, 1, C): a fifteenth of CvT-13's work is not needed for the logits."""
-        x, _, _ = self.forward_trunk(x, last=len(self.stages) - 2)
-        return self.norm(self.stages[-1].forward_class_token(x))  # pyright: ignore[reportCallIssue]
 
 
 def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:

@@ -120,7 +120,7 @@ def _check_savable(model: nn.Module) -> HybridModel:
         raise WeftError(
             f"{type(model).__name__} cannot be saved; expected what weft.create_model or timm.create_model made."
         )
-    if model.fused:
+    if getattr(model, "fused", False):  # `weft.fuse` says so
         raise WeftError("A fused copy cannot be saved; save the model it was made from and fuse again after loading.")
     rebuilt = timm.create_model(model.pretrained_cfg["architecture"], device="meta", **_arguments(model))
     if rebuilt.state_dict().keys() != model.state_dict().keys():

@@ -7,24 +7,21 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import Mlp, trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive
-from weft.kernels.residual import add_branch
 from weft.models.base import HybridModel
 from weft.models.layers import (
-    GELU,
     LayerNorm,
-    Mlp,
     PositionEmbedding,
     StochasticDepth,
+    add_branch,
     fix_size,
     image_to_map,
     join,
-    norm_apart,
-    norm_tokens,
+    part,
 )
 
 
@@ -36,7 +33,7 @@ class TransformerBlock(nn.Module):
         dim: int,
         attn: nn.Module,
         hidden: int,
-        act_layer: type[nn.Module] = GELU,
+        act_layer: type[nn.Module] = nn.GELU,
         proj_drop: float = 0.0,
         drop_path: float = 0.0,
         norm_eps: float = 1e-5,
@@ -50,14 +47,12 @@ class TransformerBlock(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        if torch.jit.is_scripting():
-            y = self.attn(self.norm1(x), self.norm1(cls) if cls is not None else None)
-            x, cls = add_branch(x, cls, y, None, self.drop_path(x))
-            z = self.norm2(join(cls, x))
-        else:  # not compiled by TorchScript
-            x, cls, z, z_cls = norm_apart(self.norm1, x, cls)
-            x, cls, z = norm_tokens(self.norm2, x, cls, self.attn(z, z_cls), self.drop_path(x))
-        return add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
+        tokens = join(cls, x)  # (B, [1 +] H*W, C)
+        z, z_cls = part(self.norm1(tokens), x, cls)
+        y = self.attn(z, z_cls)
+        tokens = add_branch(tokens, y, self.drop_path(y))
+        y = self.mlp(self.norm2(tokens))
+        return part(add_branch(tokens, y, self.drop_path(y)), x, cls)
 
 
 class MapBlock(nn.Module):
@@ -68,21 +63,17 @@ class MapBlock(nn.Module):
         self.norm1 = LayerNorm(dim, **dd)
         self.attn = attn  # map to map
         self.norm2 = LayerNorm(dim, **dd)
-        self.mlp = Mlp(dim, hidden, act_layer=GELU, drop=proj_drop, **dd)
+        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_residuals(x)
 
     def forward_residuals(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            x, _ = add_branch(x, None, self.attn(self.norm1(x)), None, self.drop_path(x))
-            z = self.norm2(x)
-        else:  # not compiled by TorchScript
-            _, _, z, _ = norm_apart(self.norm1, x, None)
-            y = self.attn(z).flatten(1, 2)  # (B, H*W, C)
-            x, _, z = norm_tokens(self.norm2, x, None, y, self.drop_path(x))
-        return add_branch(x, None, self.mlp(z), None, self.drop_path(x))[0]
+        y = self.attn(self.norm1(x))
+        x = add_branch(x, y, self.drop_path(y))
+        y = self.mlp(self.norm2(x))
+        return add_branch(x, y, self.drop_path(y))
 
 
 class TokenStage(nn.Module):

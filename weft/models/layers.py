@@ -11,19 +11,10 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from timm import layers as timm_layers
-from timm.layers import drop_path, register_notrace_function, trunc_normal_
+from timm.layers import register_notrace_function, trunc_normal_
 from torch import Tensor, nn
-from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from weft.errors import WeftError, check_positive
-from weft.kernels.activation import activation, plain_activation
-from weft.kernels.conv_norm import conv_norm, convolve, norm_act
-from weft.kernels.layer_norm import layer_norm, norm_again, residual_norm, residual_norm_apart
-from weft.kernels.linear import Linear, mlp, trains
-from weft.kernels.pool import max_pool
-from weft.kernels.residual import add_branch
-from weft.kernels.switch import usable
-from weft.kernels.watch import bare, fusable
 
 
 def grid_size(img_size: int | tuple[int, int], reduction: int) -> tuple[int, int]:
@@ -59,8 +50,9 @@ def join(cls: Optional[Tensor], x: Tensor) -> Tensor:
 def part(tokens: Tensor, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
     """Undoes `join`: views of `tokens` as a map shaped like `x` and, where there is a `cls`, a class token."""
     if cls is None:
-        return tokens.view(x.shape), None
-    return tokens[:, 1:].view(x.shape), tokens[:, :1]
+        return tokens.view(tokens.shape[0], x.shape[1], x.shape[2], tokens.shape[2]), None
+    first, rest = tokens.split([1, tokens.shape[1] - 1], dim=1)  # the gradient of a split is one pass, of slices four
+    return rest.view(tokens.shape[0], x.shape[1], x.shape[2], tokens.shape[2]), first
 
 
 def present(x: Optional[Tensor]) -> Tensor:
@@ -118,11 +110,6 @@ class MaxPool(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return to_nhwc(F.max_pool2d(to_nchw(x), 3, self.stride, padding=1))
-        else:  # not compiled by TorchScript
-            if usable(x):
-                return max_pool(x, self.stride)
         x = to_nchw(x)
         if sizes_are_fixed(x.shape[2], x.shape[3]):
             return to_nhwc(F.max_pool2d(x, 3, self.stride, padding=1))
@@ -130,98 +117,52 @@ class MaxPool(nn.Module):
         return to_nhwc(F.max_pool2d(x, 3, 1, padding=1))[:, :: self.stride, :: self.stride].contiguous()
 
 
-class GELU(nn.GELU):
-    def forward(self, input: Tensor) -> Tensor:
-        return activation(input, "gelu")
+def activate(x: Tensor, act: str) -> Tensor:
+    """The activation called `act`; "none" leaves x as it is."""
+    if act == "gelu":
+        return F.gelu(x)
+    if act == "silu":
+        return F.silu(x)
+    if act == "quick_gelu":
+        return F.silu(1.702 * x) / 1.702
+    if act == "relu":
+        return F.relu(x)
+    return x
 
 
 class QuickGELU(timm_layers.QuickGELU):
-    """x * sigmoid(1.702 x)."""
+    """x sigmoid(1.702 x), as SiLU(1.702 x) / 1.702: training then keeps one map less."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return activation(input, "quick_gelu")
-
-
-class Mlp(timm_layers.Mlp):
-    """Two linear layers with an activation between them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return self.forward_plain(x)
-        else:  # not compiled by TorchScript
-            kind = KINDS.get(type(self.act))
-            if kind is not None and self.drop1.p == self.drop2.p == 0 and trains(x) and bare(self.act):
-                return mlp(x, self.fc1, kind, self.fc2)  # pyright: ignore[reportArgumentType]
-            return self.forward_plain(x)
-
-    def forward_plain(self, x: Tensor) -> Tensor:
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
-
-
-KINDS: dict[type[nn.Module], str] = {GELU: "gelu", QuickGELU: "quick_gelu"}
-
-
-class Attention(timm_layers.Attention):
-    """timm's multi-head attention."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.qkv.__class__ = self.proj.__class__ = Linear  # the same layers, which train faster
+        return activate(input, "quick_gelu")
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm over the channels of a map or of tokens."""
+    """LayerNorm in front of convolutions and linear layers.
+
+    Under autocast torch's gives float32, which every layer behind it would convert for itself, and keep.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        else:  # not compiled by TorchScript
-            return layer_norm(input, self.weight, self.bias, self.eps)
+        return to_autocast(F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps))
 
 
-def norm_tokens(
-    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None,
-    again: bool = False,
-) -> tuple[Tensor, Optional[Tensor], Tensor]:  # fmt: skip
-    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens.
-
-    `again`: a linear layer that gets the tokens does not keep them, but makes them again for its gradient.
-    """
-    if bare(norm, types=(LayerNorm,)) and usable(x):
-        x, cls, tokens = residual_norm(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
-        if again and trains(tokens):
-            norm_again(tokens, x, cls, norm.weight, norm.bias, norm.eps)
-        return x, cls, tokens
-    if y is not None:
-        x, cls = add_branch(x, cls, y, None, keep)
-    return x, cls, norm(join(cls, x))
-
-
-def norm_apart(
-    norm: Any, x: Tensor, cls: Optional[Tensor], y: Optional[Tensor] = None, keep: Optional[Tensor] = None,
-    again: bool = False,
-) -> tuple[Tensor, Optional[Tensor], Tensor, Optional[Tensor]]:  # fmt: skip
-    """`norm_tokens` that gives the norm as a map and a class token."""
-    if bare(norm, types=(LayerNorm,)) and usable(x):
-        x, cls, normed, normed_cls = residual_norm_apart(x, cls, y, keep, norm.weight, norm.bias, norm.eps)
-        if again and trains(normed):
-            norm_again(normed, x, None, norm.weight, norm.bias, norm.eps)
-        return x, cls, normed, normed_cls
-    if y is not None:
-        x, cls = add_branch(x, cls, y, None, keep)
-    return x, cls, norm(x), norm(cls) if cls is not None else None
+@register_notrace_function
+def to_autocast(x: Tensor) -> Tensor:
+    """x in the type in which autocast multiplies."""
+    if torch.jit.is_scripting():
+        return x
+    else:  # not compiled by TorchScript
+        device = x.device.type
+        has_autocast = device != "meta" and torch.is_autocast_enabled(device)
+        return x.to(torch.get_autocast_dtype(device)) if has_autocast else x
 
 
 class MapConv(nn.Conv2d):
     """Convolution on a (B, H, W, C) map."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
-        else:  # not compiled by TorchScript
-            if usable(input):
-                return convolve(input, self)
-            return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
+        return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
 
 
 class ConvNorm(nn.Module):
@@ -247,26 +188,12 @@ class ConvNorm(nn.Module):
         )
         self.bn = nn.BatchNorm2d(out_chs, device=device, dtype=dtype) if norm else nn.Identity()
         self.act = act
-        self.act_in = "none"  # an activation of what comes in; `weft.fuse` moves one here
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return self.forward_plain(x)
-        else:  # not compiled by TorchScript
-            if fusable(x, self):
-                return conv_norm(x, self.conv, self.bn, self.act_in, self.act)
-            return self.forward_plain(x)
-
-    def forward_plain(self, x: Tensor) -> Tensor:
-        x = plain_activation(x, self.act_in)
-        return plain_activation(to_nhwc(self.bn(self.conv(to_nchw(x)))), self.act)
-
-    def fuse(self) -> None:
-        if isinstance(self.bn, nn.BatchNorm2d):
-            self.conv, self.bn = fuse_conv_bn_eval(self.conv, self.bn), nn.Identity()
+        return activate(to_nhwc(self.bn(self.conv(to_nchw(x)))), self.act)
 
 
-class PointwiseConv(Linear):
+class PointwiseConv(nn.Linear):
     """A 1x1 convolution on a (B, H, W, C) map. A type of its own because it is initialised as a convolution."""
 
 
@@ -287,20 +214,7 @@ class LinearNorm(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
-        if torch.jit.is_scripting():
-            return self.forward_norm(x)
-        else:  # not compiled by TorchScript
-            if fusable(x, self):
-                return norm_act(x, self.bn, self.act)
-            return self.forward_norm(x)
-
-    def forward_norm(self, x: Tensor) -> Tensor:
-        return plain_activation(to_nhwc(self.bn(to_nchw(x))), self.act)
-
-    def fuse(self) -> None:
-        if isinstance(self.bn, nn.BatchNorm2d):
-            self.linear, self.bn = fuse_linear_bn_eval(self.linear, self.bn), nn.Identity()
+        return activate(to_nhwc(self.bn(to_nchw(self.linear(x)))), self.act)
 
 
 class ConvEmbed(nn.Module):
@@ -317,7 +231,7 @@ class ConvEmbed(nn.Module):
         padding = 0 if kind == "patch" else 2 if stride == 4 else kernel // 2
         self.multiple = stride if kind == "patch" else 1
         self.proj = MapConv(in_chs, dim, kernel, stride, padding, **dd)
-        self.norm = LayerNorm(dim, **dd)
+        self.norm = nn.LayerNorm(dim, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(pad_to_multiple(x, self.multiple)))
@@ -384,7 +298,15 @@ class StochasticDepth(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor) -> Optional[Tensor]:
-        """(B,) factors of the branch, 0 or 1 / (1 - drop_prob); None where nothing is dropped."""
+        """(B,) factors of a branch that gave x, 0 or 1 / (1 - drop_prob); None where nothing is dropped."""
         if self.drop_prob > 0 and self.training:
-            return drop_path(x.new_ones(x.shape[0]), self.drop_prob, self.training)
+            return x.new_empty(x.shape[0]).bernoulli_(1 - self.drop_prob).div_(1 - self.drop_prob)
         return None
+
+
+@register_notrace_function
+def add_branch(x: Tensor, y: Tensor, keep: Optional[Tensor]) -> Tensor:
+    """x + keep y for the (B, N, C) tokens or the (B, H, W, C) map of a branch; `keep`, (B,), of StochasticDepth."""
+    if keep is None:
+        return x + y
+    return x + y * keep.view([-1] + [1] * (y.dim() - 1))

@@ -1,15 +1,54 @@
 """The step that T2T-ViT and ViTAE share: tokens of another width by linear attention, and T2T-ViT's soft split."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp
+from timm.layers import Mlp, register_notrace_function
 from torch import Tensor, nn
 
-from weft.kernels.performer import performer, performer_attention
-from weft.models.layers import GELU, LayerNorm, norm_tokens, pad_to_multiple
+from weft.models.layers import LayerNorm, pad_to_multiple
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    if device.type == "meta":  # where MACs are counted; it knows no autocast
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+@register_notrace_function
+def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Linear attention over (B, N, C) tokens by the positive random features of the Performer.
+
+    phi(u) = exp(w u - |u|^2 / 2) / sqrt(m) with a fixed (m, C) matrix w, and
+
+        y = phi(q) (sum_t phi(k_t)^T v_t) / (phi(q) sum_t phi(k_t) + 1e-8).
+
+    Computed in float32, under autocast and in half-precision models, too. The features grow up to exp(m / 2) and shrink
+    without limit, so float32 alone is not enough: everything stays a logarithm until a softmax takes it. That of the
+    keys runs over the tokens, that of a query over the features and, as one more, the 1e-8.
+    """
+    if torch.jit.is_scripting():  # TorchScript knows no such context: under autocast the products are rounded there
+        return _performer_attention(q, k, v, w)
+    else:
+        with _without_autocast(q.device):
+            return _performer_attention(q, k, v, w)
+
+
+def _performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    q, k, v, w = q.to(wide), k.to(wide), v.to(wide), w.to(wide)
+    w_t = w.t().expand(q.shape[0], -1, -1)  # (B, C, m)
+    log_k = torch.baddbmm(k.square().sum(2, keepdim=True), k, w_t, beta=-0.5)  # (B, N, m): w k - |k|^2 / 2
+    share = log_k.log_softmax(1)  # the logarithm of what each token has of a feature
+    log_total = log_k[:, :1] - share[:, :1]  # (B, 1, m): the logarithm of sum_t phi(k_t), from any token
+    context = share.exp().transpose(1, 2) @ v  # (B, m, C)
+    log_q = torch.baddbmm(log_total, q, w_t)  # (B, N, m); without |q|^2 / 2, which all features share
+    log_epsilon = q.square().sum(2, keepdim=True) / 2 + math.log(1e-8 * w.shape[0])  # (B, N, 1), so it goes here
+    weights = torch.cat([log_q, log_epsilon], dim=2).softmax(2)  # (B, N, m + 1)
+    return (weights[:, :, :-1] @ context).to(dtype)
 
 
 class PerformerAttention(nn.Module):
@@ -31,7 +70,8 @@ class PerformerAttention(nn.Module):
 
     def mix(self, kqv: Tensor) -> tuple[Tensor, Tensor]:
         """The same for (B, N, 3C) tokens that hold k, q and v side by side; and v."""
-        return performer(kqv, self.w)
+        k, q, v = kqv.chunk(3, dim=-1)
+        return performer_attention(q, k, v, self.w), v
 
 
 class SoftmaxAttention(nn.Module):
@@ -87,21 +127,12 @@ class TokenTransformer(nn.Module):
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop)
         self.norm2 = LayerNorm(dim, device=device, dtype=dtype)
-        self.mlp = Mlp(dim, dim, act_layer=GELU, drop=(0.0, drop), device=device, dtype=dtype)
+        self.mlp = Mlp(dim, dim, drop=(0.0, drop), device=device, dtype=dtype)
 
     def forward(self, x: Tensor, local: Optional[Tensor] = None) -> Tensor:
-        if torch.jit.is_scripting():
-            z = self.norm1(x).flatten(1, 2)
-        else:  # not compiled by TorchScript
-            _, _, z = norm_tokens(self.norm1, x, None)  # (B, H*W, C_in)
-        y, v = self.attention.mix(self.kqv(z))  # (B, H*W, C) each  # pyright: ignore[reportCallIssue]
-        shortcut = v.view(x.shape[0], x.shape[1], x.shape[2], v.shape[2])
+        y, v = self.attention.mix(self.kqv(self.norm1(x).flatten(1, 2)))  # (B, H*W, C) each  # pyright: ignore
+        y = v + self.drop(self.proj(y))
+        x = y.view(x.shape[0], x.shape[1], x.shape[2], y.shape[2])
         if local is not None:
-            shortcut = shortcut + local
-        y = self.drop(self.proj(y))
-        if torch.jit.is_scripting():
-            x = shortcut + y.view(shortcut.shape)
-            z = self.norm2(x).flatten(1, 2)
-        else:  # not compiled by TorchScript
-            x, _, z = norm_tokens(self.norm2, shortcut, None, y)
-        return x + self.mlp(z).view(x.shape)
+            x = x + local
+        return x + self.mlp(self.norm2(x))

@@ -30,31 +30,24 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from timm.layers import calculate_drop_path_rates
+import torch.nn.functional as F
+from timm.layers import Attention, Mlp, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.kernels.activation import plain_activation
-from weft.kernels.pcm import is_one_step, train_pcm
-from weft.kernels.residual import add_branch
-from weft.kernels.stem import stem_pyramid
-from weft.kernels.watch import fusable
 from weft.models.base import build
 from weft.models.flat import FlatModel
 from weft.models.layers import (
-    GELU,
-    Attention,
     ConvNorm,
     LayerNorm,
-    Mlp,
     PositionEmbedding,
     StochasticDepth,
+    add_branch,
     grid_size,
     join,
-    norm_tokens,
     pad_to_multiple,
-    present,
+    part,
     to_nchw,
     to_nhwc,
 )
@@ -91,13 +84,8 @@ class PRM(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                weights: list[Tensor] = [conv.weight for conv in self.convs]  # pyright: ignore[reportAssignmentType]
-                biases = [present(conv.bias) for conv in self.convs]  # pyright: ignore[reportArgumentType]
-                return stem_pyramid(x, weights, biases, self.stride, self.paddings, self.dilations, "gelu")
         branches = [to_nhwc(conv(to_nchw(x))) for conv in self.convs]
-        return plain_activation(torch.cat(branches, dim=-1), "gelu")
+        return F.gelu(torch.cat(branches, dim=-1))
 
 
 def pcm(
@@ -192,40 +180,25 @@ class NormalCell(nn.Module):
         self.norm1 = LayerNorm(dim, eps=LN_EPS, **dd)
         self.attn = Attention(dim, num_heads, qkv_bias=True, attn_drop=attn_drop, proj_drop=proj_drop, **dd)
         self.norm2 = LayerNorm(dim, eps=LN_EPS, **dd)
-        self.mlp = Mlp(dim, hidden, act_layer=GELU, drop=proj_drop, **dd)
+        self.mlp = Mlp(dim, hidden, drop=proj_drop, **dd)
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        if torch.jit.is_scripting():
-            z = self.norm1(join(cls, x))
-        else:  # not compiled by TorchScript
-            _, _, z = norm_tokens(self.norm1, x, cls)
+        z = self.norm1(join(cls, x))  # (B, [1 +] H*W, C)
         local: Optional[Tensor] = None
         keep: Optional[Tensor] = None
         if self.pcm is not None:
-            keep = self.drop_path(x)
-            if self.late:
-                local = self.pcm(x)
-            else:
-                x = self.add_local(x, keep)
-        y = self.attn(z)  # (B, [1 +] H*W, C)
-        if torch.jit.is_scripting():
-            x, cls = add_branch(x, cls, y, None, self.drop_path(x))
-            z = self.norm2(join(cls, x))
-        else:  # not compiled by TorchScript
-            x, cls, z = norm_tokens(self.norm2, x, cls, y, self.drop_path(x))
-        x, cls = add_branch(x, cls, self.mlp(z), None, self.drop_path(x))
-        if local is not None:
-            x, _ = add_branch(x, None, local, None, keep)
+            local = self.pcm(x)  # reads the map as it is, without a norm
+            keep = self.drop_path(local)
+        if local is not None and not self.late:
+            x = add_branch(x, local, keep)
+        tokens, y = join(cls, x), self.attn(z)
+        tokens = add_branch(tokens, y, self.drop_path(y))
+        y = self.mlp(self.norm2(tokens))
+        x, cls = part(add_branch(tokens, y, self.drop_path(y)), x, cls)
+        if local is not None and self.late:
+            x = add_branch(x, local, keep)
         return x, cls
-
-    def add_local(self, x: Tensor, keep: Optional[Tensor]) -> Tensor:
-        """x + keep PCM(x); the PCM reads x as it is, without a norm."""
-        if torch.jit.is_scripting():
-            return add_branch(x, None, self.pcm(x), None, keep)[0]  # pyright: ignore[reportOptionalCall]
-        else:  # not compiled by TorchScript
-            pcm: Any = self.pcm
-            return train_pcm(x, keep, pcm) if is_one_step(x, pcm) else add_branch(x, None, pcm(x), None, keep)[0]
 
 
 class ViTAE(FlatModel):
@@ -346,7 +319,7 @@ class ViTAE(FlatModel):
         has_positions = pos_embed == "sinusoid"
         positions = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
         self.make_trunk(reductions, token_dims, stem_stride, cls_token, positions, pos_drop_rate, blocks)
-        norm = LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
+        norm = nn.LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
         self.make_head(dim, num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
 

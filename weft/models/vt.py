@@ -35,10 +35,7 @@ from timm.layers import DropPath, register_notrace_function
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_switch
-from weft.kernels.conv_norm import keep_factors
-from weft.kernels.token_attention import pixels_to_tokens, split, tokens_to_pixels
-from weft.kernels.watch import fusable
-from weft.models.layers import PointwiseConv, image_to_map, present, to_nchw, to_nhwc
+from weft.models.layers import PointwiseConv, image_to_map, to_nchw, to_nhwc
 
 __all__ = [
     "ClusteringTokenizer",
@@ -77,15 +74,6 @@ class GroupedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return to_nhwc(F.conv2d(to_nchw(x), self.weight, self.bias, groups=self.groups))
-
-    def absorb(self, tokens: Tensor) -> Tensor:
-        """(B, L, C_out) tokens t -> t W, (B, L, C_in): t (W x + b) = (t W) x + t b for any pixel x."""
-        column = to_nchw(tokens.unsqueeze(2))
-        return to_nhwc(F.conv_transpose2d(column, self.weight, groups=self.groups)).flatten(1, 2)
-
-    def shift(self, tokens: Tensor) -> Tensor:
-        """(B, L, C_out) tokens t -> t b, (B, groups, L)."""
-        return (tokens * present(self.bias)).unflatten(2, (self.groups, -1)).sum(dim=3).transpose(1, 2)
 
 
 def _kaiming(weight: Tensor, bias: Optional[Tensor]) -> None:
@@ -140,9 +128,6 @@ class FilterTokenizer(nn.Module):
     def forward(self, x: Tensor, tokens: Optional[Tensor] = None) -> Tensor:
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1)  # (B, H*W, L), over the pixels
         attention = attention.transpose(1, 2)
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):  # the mean of the values is the value of the mean
-                return self.token(self.value((attention @ x.flatten(1, 2)).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -169,9 +154,6 @@ class ClusteringTokenizer(nn.Module):
         pixels = x.flatten(1, 2)  # (B, H*W, C)
         centroids = k_means(pixels, pool_tokens(x, self.grid), self.iterations)  # (B, L, C)
         attention = (centroids @ pixels.transpose(1, 2) * self.scale).softmax(dim=2)  # (B, L, H*W), over the pixels
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):  # the mean of the values is the value of the mean
-                return self.token(self.value((attention @ pixels).unsqueeze(2)).flatten(1, 2))
         return self.token(attention @ self.value(x).flatten(1, 2))
 
 
@@ -217,14 +199,6 @@ class RecurrentTokenizer(nn.Module):
 
     def ask(self, q: Tensor, x: Tensor) -> Tensor:
         """(B, L, C) queries and the map -> (B, L, C), the values of the pixels as the queries weigh them."""
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                keys = self.key.absorb(q)
-                if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
-                    keys = torch.add(keys, present(self.key.bias), alpha=0)
-                scale = (q.shape[2] // self.heads) ** -0.5
-                means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), scale)
-                return self.value(means.unsqueeze(2)).flatten(1, 2)
         k, v = _split(self.key(x), self.heads), _split(self.value(x), self.heads)  # (B, heads, H*W, C / heads)
         return _merge(F.scaled_dot_product_attention(_split(q, self.heads), k, v))
 
@@ -294,12 +268,6 @@ class Transformer(nn.Module):
     def attend(self, tokens: Tensor) -> Tensor:
         column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
         q, k, v = self.query(column), self.key(column), self.value(column)
-        whole = self.drop.p == 0 or not self.training
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if whole and fusable(tokens, self):
-                k, v = split(k.flatten(1, 2), self.num_heads), split(v.flatten(1, 2), self.num_heads)
-                scale, keep = k.shape[3] ** -0.5, keep_factors(self.drop_path, tokens)
-                return tokens_to_pixels(q.flatten(1, 2), k, None, v, tokens, keep, scale)
         q, k = _split(q, self.num_heads), _split(k, self.num_heads)
         y = _merge(F.scaled_dot_product_attention(q, k, _split(v, self.num_heads)))  # v is twice as wide as q and k
         return tokens + self.drop_path(self.drop(y))
@@ -345,16 +313,9 @@ class Projector(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                keys, values = split(self.query.absorb(key), self.heads), split(value, self.heads)
-                scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
-                added = shortcut.flatten(1, 2)
-                y = tokens_to_pixels(x.flatten(1, 2), keys, self.query.shift(key), values, added, keep, scale)
-                return y.view(shortcut.shape)
         q = _split(self.query(x), self.heads)  # (B, heads, H*W, C / heads)
-        k, v = _split(key, self.heads), _split(value, self.heads)  # (B, heads, L, C / heads)
+        k, v = _split(self.key(tokens), self.heads), _split(self.value(tokens), self.heads)  # (B, heads, L, C / heads)
+        shortcut = self.shortcut(x)  # (B, H, W, C)
         y = _merge(F.scaled_dot_product_attention(q, k, v)).view(shortcut.shape)
         return shortcut + self.drop_path(y)
 

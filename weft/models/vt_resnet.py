@@ -26,13 +26,11 @@ The paper's "stochastic depth" and "dropout" are spread here over ResNet blocks 
 from typing import Any, Optional
 
 import torch
-from timm.models import checkpoint, generate_default_cfgs, register_model, resnet
+from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates
-from weft.kernels.conv_norm import conv_norm, keep_factors
-from weft.kernels.switch import usable
-from weft.kernels.watch import bare, fusable
 from weft.models._timm import make_blocks
 from weft.models.base import HybridModel, build
 from weft.models.layers import MaxPool, grid_size, image_to_map, to_nchw, to_nhwc
@@ -48,50 +46,7 @@ PROJECTORS = ("every", "inner", "none")
 STAGES = 3
 
 
-class BasicBlock(resnet.BasicBlock):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2)])
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.act1(self.bn1(self.conv1(x)))
-        x = self.bn2(self.conv2(x))
-        if self.drop_path is not None:
-            x = self.drop_path(x)
-        return self.act2(x + shortcut)
-
-
-class Bottleneck(resnet.Bottleneck):
-    """timm's, run by kernels on a GPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if fusable(x, self):
-                return run_block(self, x, [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)])
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.act1(self.bn1(self.conv1(x)))
-        x = self.act2(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        if self.drop_path is not None:
-            x = self.drop_path(x)
-        return self.act3(x + shortcut)
-
-
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
-
-
-def run_block(block: BasicBlock | Bottleneck, x: Tensor, layers: list[tuple[nn.Conv2d, nn.Module]]) -> Tensor:
-    """A block whose convolutions take BatchNorm, ReLU and, the last one, the shortcut with them."""
-    x = shortcut = to_nhwc(x)
-    if block.downsample is not None:
-        pair: Any = block.downsample
-        conv, norm = pair
-        shortcut = conv_norm(x, conv, norm, "none", "none")
-    for conv, norm in layers[:-1]:
-        x = conv_norm(x, conv, norm, "none", "relu")
-    return to_nchw(conv_norm(x, *layers[-1], "none", "relu", shortcut, keep_factors(block.drop_path, x)))
 
 
 class ResNetTrunk(nn.Module):
@@ -132,10 +87,6 @@ class ResNetTrunk(nn.Module):
                 first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
     def stem(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript reads no further
-            if usable(x) and bare(self.conv1, self.bn1):
-                y = to_nchw(conv_norm(to_nhwc(x), self.conv1, self.bn1, "none", "relu"))
-                return y if bare(self.act1) else self.act1(y)  # somebody waits for this map
         return self.act1(self.bn1(self.conv1(x)))
 
     def forward(self, x: Tensor, last: Optional[int] = None) -> list[Tensor]:

@@ -1,12 +1,12 @@
 """Attention inside windows of a map of any size, shifted or not: what CETNet and Swin share."""
 
+from typing import Optional
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_function
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.kernels.switch import amp_dtype, usable
-from weft.kernels.window_attention import fits, window_attention
 from weft.models.layers import pad_to_multiple, sizes_are_fixed
 
 
@@ -21,45 +21,26 @@ def windowed_attention(
     window: int,
     shifted: bool,
     dropout: float,
+    mask: Optional[Tensor] = None,
+    grid: tuple[int, int] = (0, 0),
 ) -> Tensor:
     """Multi-head attention of (B, H, W, C) maps inside windows of `window` x `window` pixels.
 
     `table`, ((2 window - 1) ** 2, heads), has a bias for every step from one pixel of a window to another, and `index`,
     (N * N,) with N = window ** 2, says where each pair of pixels finds its own: timm's, as in Swin. Maps that the
     windows do not fit are padded, and nothing sees the padding. `shifted` windows start half a window further, except
-    along an axis that one window covers.
+    along an axis that one window covers. `mask` is the `window_mask` of maps that have `grid` rows and
+    columns; that of others is made here.
     """
-    if torch.jit.is_scripting():
-        return plain_windowed_attention(q, k, v, table, index, num_heads, window, shifted, dropout)
-    else:  # not compiled by TorchScript
-        _, height, width, _ = q.shape
-        known = dropout == 0.0 and sizes_are_fixed(height, width) and fits(q, num_heads, window)
-        if not known or not usable(q):
-            return plain_windowed_attention(q, k, v, table, index, num_heads, window, shifted, dropout)
-        dtype = amp_dtype(q)
-        return window_attention(q.to(dtype), k.to(dtype), v.to(dtype), table, window, shifted)
-
-
-def plain_windowed_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    index: Tensor,
-    num_heads: int,
-    window: int,
-    shifted: bool,
-    dropout: float,
-) -> Tensor:
-    """`windowed_attention` by cutting windows out of the maps: what defines the kernel, and where none is used."""
     _, height, width, _ = q.shape
     area = window * window
-    bias = table[index].to(q.dtype).view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
-    q = cut_windows(q, window, shifted, num_heads)
-    k = cut_windows(k, window, shifted, num_heads)
-    v = cut_windows(v, window, shifted, num_heads)
-    mask = window_bias(bias, window, shifted, height, width)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    # The gradient of an embedding is one sum; that of an index sorts.
+    bias = F.embedding(index, table).view(area, area, -1).permute(2, 0, 1).unsqueeze(0)  # (1, heads, N, N)
+    known = sizes_are_fixed(height, width) and height == grid[0] and width == grid[1]
+    bias = window_bias(bias, window, shifted, height, width, mask if known else None).to(q.dtype)
+    maps = torch.cat([q, k, v])  # (3 B, H, W, C), which are padded, shifted and cut together
+    q, k, v = cut_windows(maps, window, shifted, num_heads).unflatten(0, (3, -1)).unbind(0)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
     return join_windows(y, window, shifted, height, width)
 
 
@@ -71,6 +52,17 @@ def _shift(size: int, window: int) -> int:
         if sizes_are_fixed(size, size):
             return window // 2 * min(1, (size - 1) // window)
         return window // 2 * torch.sym_min(1, (size - 1) // window)  # pyright: ignore[reportReturnType]
+
+
+def _shifts(height: int, width: int, window: int, shifted: bool) -> tuple[int, int]:
+    """How far windows lie further down and to the right."""
+    return (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+
+
+def _fit(height: int, width: int, window: int, shifted: bool) -> bool:
+    """Whether the windows of a map hold neighbours alone, without padding."""
+    down, right = _shifts(height, width, window, shifted)
+    return height % window == 0 and width % window == 0 and down == 0 and right == 0
 
 
 def to_windows(x: Tensor, height: int, width: int, num_heads: int) -> Tensor:
@@ -91,14 +83,16 @@ def from_windows(x: Tensor, height: int, width: int, rows: int, columns: int) ->
     return x.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, rows, columns, -1)
 
 
-def _pixels(height: int, width: int, window: int, shifted: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pixels(
+    height: int, width: int, window: int, shifted: bool, device: Optional[torch.device]
+) -> tuple[Tensor, Tensor]:
     """Row and column that each place of each window holds, both (windows, window ** 2).
 
     Places at or behind `height` or `width` are padding. In torch.export, which tells one window from several, there is
     one window more than needed, so that there always are several.
     """
     rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    down, right = _shifts(height, width, window, shifted)
     count = rows * columns if sizes_are_fixed(height, width) else rows * columns + 1
     windows, places = torch.arange(count, device=device)[:, None], torch.arange(window**2, device=device)
     y = windows // columns * window + places // window + down
@@ -118,15 +112,16 @@ def cut_windows(x: Tensor, window: int, shifted: bool, num_heads: int) -> Tensor
         index = rows.clamp(max=height - 1) * width + columns.clamp(max=width - 1)
         return x.flatten(1, 2)[:, index].unflatten(3, (num_heads, -1)).transpose(2, 3)
     x = pad_to_multiple(x, window)
-    if shifted:
-        x = torch.roll(x, (-_shift(height, window), -_shift(width, window)), (1, 2))
+    down, right = _shifts(height, width, window, shifted)
+    if down > 0 or right > 0:
+        x = torch.roll(x, (-down, -right), (1, 2))
     return to_windows(x, window, window, num_heads)
 
 
 def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
     """Undoes `cut_windows`: the (B, height, width, C) map."""
     rows, columns = (height - 1) // window + 1, (width - 1) // window + 1
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    down, right = _shifts(height, width, window, shifted)
     if not sizes_are_fixed(height, width):
         y = (torch.arange(height, device=x.device) - down) % (rows * window)
         z = (torch.arange(width, device=x.device) - right) % (columns * window)
@@ -134,28 +129,59 @@ def join_windows(x: Tensor, window: int, shifted: bool, height: int, width: int)
         index = index + (y % window * window)[:, None] + z % window
         return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, index]
     x = from_windows(x, window, window, rows * window, columns * window)
-    if shifted:
+    if down > 0 or right > 0:
         x = torch.roll(x, (down, right), (1, 2))
     if rows * window == height and columns * window == width:
         return x
     return x[:, :height, :width]
 
 
-def window_bias(bias: Tensor, window: int, shifted: bool, height: int, width: int) -> Tensor:
-    """The position bias (1, heads, N, N) for every window, masked where that is needed.
+def window_mask(height: int, width: int, window: int, shifted: bool, device: Optional[torch.device]) -> Tensor:
+    """(windows, 1, N, N): 0 where one pixel of a window sees another, minus infinity where it does not.
 
     A shifted window at the border holds the two ends of the map, which do not see each other; no pixel sees padding.
-    Returns (1, windows * heads, N, N), in torch.export (1, windows, heads, N, N).
     """
-    if sizes_are_fixed(height, width) and not shifted and height % window == 0 and width % window == 0:
-        windows = height // window * (width // window)
-        return bias.expand(windows, -1, -1, -1).flatten(0, 1).unsqueeze(0)
-    y, x = _pixels(height, width, window, shifted, bias.device)
-    down, right = (_shift(height, window), _shift(width, window)) if shifted else (0, 0)
+    y, x = _pixels(height, width, window, shifted, device)
+    down, right = _shifts(height, width, window, shifted)
     end = 2 * (y < down).int() + (x < right).int()  # what the shift moved here from the other end of the map
     real = (y < height) & (x < width)
     seen = (end[:, :, None] == end[:, None, :]) & real[:, None, :]
     seen = seen | ~real[:, :, None]  # what padding sees is thrown away, but must not be NaN
-    mask = torch.zeros(seen.shape, device=bias.device, dtype=bias.dtype).masked_fill(~seen, float("-inf"))
-    bias = bias + mask.unsqueeze(1)  # (windows, heads, N, N)
-    return (bias.flatten(0, 1) if sizes_are_fixed(height, width) else bias).unsqueeze(0)
+    return torch.zeros(seen.shape, device=device).masked_fill(~seen, float("-inf")).unsqueeze(1)
+
+
+class WindowMask(nn.Module):
+    """The `window_mask` of the maps that a model has by default, made once."""
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        window: int,
+        shifted: bool,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.grid, self.window, self.shifted = grid, window, shifted
+        mask = None if _fit(*grid, window, shifted) else window_mask(*grid, window, shifted, device).to(dtype)
+        self.mask = None if mask is None else nn.Buffer(mask, persistent=False)
+
+    def reset_parameters(self) -> None:
+        if self.mask is not None:
+            self.mask.copy_(window_mask(*self.grid, self.window, self.shifted, self.mask.device))
+
+
+def window_bias(
+    bias: Tensor, window: int, shifted: bool, height: int, width: int, mask: Optional[Tensor] = None
+) -> Tensor:
+    """The position bias (1, heads, N, N) for every window, with the `window_mask` where one is needed.
+
+    Returns (1, windows * heads, N, N), in torch.export (1, windows, heads, N, N).
+    """
+    if not sizes_are_fixed(height, width):
+        return (bias + window_mask(height, width, window, shifted, bias.device)).unsqueeze(0)
+    if _fit(height, width, window, shifted):
+        bias = bias.expand(height // window * (width // window), -1, -1, -1)
+    else:
+        bias = bias + (window_mask(height, width, window, shifted, bias.device) if mask is None else mask)
+    return bias.flatten(0, 1).unsqueeze(0)
