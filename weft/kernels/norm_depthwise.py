@@ -6,7 +6,6 @@ make it again from the statistics of the batch as they read.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.kernels import depthwise
@@ -18,7 +17,7 @@ def plain_norm_depthwise(
     x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
     weight: Tensor, bias: Tensor | None, stride: int,
 ) -> Tensor:  # fmt: skip
-    """The twin."""
+    """The twin. `moments`, (2, C), are mean and variance of this batch's x, through which x gets a gradient as well."""
     x = plain_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
     return depthwise.plain_depthwise(x, weight, bias, None, None, stride, "none", "none")
 
@@ -26,39 +25,10 @@ def plain_norm_depthwise(
 def _plain_backward(
     grad: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
     weight: Tensor, bias: Tensor | None, stride: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of act(bn(x)), weight and bias; an empty one where there is no bias."""
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of act(bn(x)), weight and, where there is one, bias."""
     x = plain_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
     return depthwise.plain_backward(grad, x, weight, bias, stride)
-
-
-def _launch(
-    x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
-    weight: Tensor, bias: Tensor | None, stride: int,
-) -> Tensor:  # fmt: skip
-    from weft.kernels.gpu import depthwise
-
-    return depthwise.forward(x, weight, bias, None, None, stride, act, "none", (moments, gamma, beta, eps))
-
-
-def _launch_backward(
-    grad: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
-    weight: Tensor, bias: Tensor | None, stride: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from weft.kernels.gpu import depthwise
-
-    return depthwise.backward(grad, x, weight, bias, stride, act, (moments, gamma, beta, eps))
-
-
-def _fake(x: Tensor, *rest: Any) -> Tensor:
-    batch, height, width, channels = x.shape
-    stride = rest[-1]
-    return x.new_empty(batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels)
-
-
-def _fake_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    weight, bias = rest[-3:-1]
-    return x.new_empty(x.shape), torch.empty_like(weight), x.new_empty(0) if bias is None else torch.empty_like(bias)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,28 +39,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, moments, gamma, beta, weight, bias = ctx.saved_tensors
     normed = x, moments, gamma, beta, ctx.eps, ctx.act
-    grad_active, grad_weight, grad_bias = norm_depthwise_backward(grad, *normed, weight, bias, ctx.stride)
-    grad_x, grad_gamma, grad_beta, *_ = batch_norm_act_backward(
+    grad_active, grad_weight, grad_bias = norm_depthwise_backward.run(grad, *normed, weight, bias, ctx.stride)
+    grad_x, grad_gamma, grad_beta, *_ = batch_norm_act_backward.run(
         grad_active, x, moments, None, gamma, beta, None, None, ctx.eps, ctx.act, False
     )
-    grad_bias = None if bias is None else grad_bias
     return grad_x, None, grad_gamma, grad_beta, None, None, grad_weight, grad_bias, None
 
 
-norm_depthwise_backward = define(
-    "norm_depthwise_backward(Tensor grad, Tensor x, Tensor moments, Tensor gamma, Tensor beta, float eps, str act, "
-    "Tensor weight, Tensor? bias, int stride) -> (Tensor, Tensor, Tensor)",
-    _plain_backward,
-    _launch_backward,
-    _fake_backward,
-)
-# `moments`, (2, C), are mean and variance of this batch's x, through which x gets a gradient as well.
+norm_depthwise_backward = define("norm_depthwise_backward", _plain_backward, "depthwise.norm_backward")
 norm_depthwise = define(
-    "norm_depthwise(Tensor x, Tensor moments, Tensor gamma, Tensor beta, float eps, str act, Tensor weight, "
-    "Tensor? bias, int stride) -> Tensor",
-    plain_norm_depthwise,
-    _launch,
-    _fake,
-    _setup,
-    _backward,
+    "norm_depthwise", plain_norm_depthwise, "depthwise.norm_forward", setup=_setup, backward=_backward
 )

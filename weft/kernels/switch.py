@@ -72,14 +72,9 @@ def _gpu_is_new_enough(index: int) -> bool:
 def usable(x: Tensor) -> bool:
     """Whether kernels may be launched on `x`: switched on, a type they know, a GPU and a Triton they run on.
 
-    Never in an exported program, which must load where there is no Weft, nor in TorchScript or torch.fx.
+    Never in an exported program, which must load where there is no Weft, nor in torch.fx or torch.func.
     """
-    if torch.jit.is_scripting():
-        return False
-    else:  # not compiled by TorchScript
-        if not isinstance(x, Tensor) or is_transformed():  # torch.fx traces the twin, torch.func differentiates it
-            return False
-        return _usable(x)
+    return isinstance(x, Tensor) and not is_transformed() and _usable(x)
 
 
 def is_transformed() -> bool:

@@ -33,6 +33,7 @@ def _backward(grad, x, grad_x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def forward(x: Tensor, kind: str) -> Tensor:
+    x = x.contiguous()
     y, size = torch.empty_like(x), x.numel()
     if size:
         launch(_forward, (cdiv(size, BLOCK),), x, y, size, KINDS[kind], BLOCK, num_warps=4)
@@ -40,6 +41,7 @@ def forward(x: Tensor, kind: str) -> Tensor:
 
 
 def backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
+    grad, x = grad.contiguous(), x.contiguous()
     grad_x, size = torch.empty_like(x), x.numel()
     y = torch.empty_like(x) if again else None
     if size:

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+from weft.kernels.launches import launch_parameters
 
 LOG2_E = 1.4426950408889634
 
@@ -39,10 +39,9 @@ def _attend(
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     (batch, queries, channels), keys, width = q.shape, k.shape[1], q.shape[2] // heads
-    launched = launch_parameters(
-        "attention", q.device, {"rows": 64, "num_warps": 4}, queries=queries, keys=keys, width=width
-    )
+    launched = launch_parameters("attention")
     y, rows = torch.empty_like(q), launched["rows"]
     if y.numel():
         launch(

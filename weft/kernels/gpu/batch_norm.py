@@ -1,7 +1,8 @@
 """BatchNorm on rows of C channels: statistics in one pass, act(keep * bn(x) + residual) in another; two passes back.
 
 A program has a block of channels and a share of the rows, every `programs`-th tile of them. What it finds about its
-share goes to a table with a line per program, from which a small kernel or a sum makes the whole.
+share goes to a table with a line per program, from which a small kernel or a sum makes the whole. C is an argument:
+blocks of channels are the same for most, so that one kernel serves all stages of a network.
 """
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -11,24 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
+from weft.kernels.batch_norm import output_dtype
 from weft.kernels.gpu.activations import KINDS, activate, slope
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
-from weft.kernels.gpu.processors import processors
 from weft.kernels.gpu.shares import sum_lines
-
-TILES = dict(elements=4096, width=128, num_warps=4)
-SHARED = dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3)
+from weft.kernels.launches import launch_parameters, processors
 
 
 @triton.jit
-def _tile(channel, C: tl.constexpr, ROWS: tl.constexpr):
+def _tile(channel, C, ROWS: tl.constexpr):
     """Offsets in a tile, and from row to row: the one in 32 bits, which is cheap, the other in 64, which is safe."""
     return (tl.arange(0, ROWS) * C)[:, None] + channel[None, :], tl.full((), C, tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
+def _statistics(x, partial, rows, C, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
     """Welford's means and sums of squared deviations, one per row of a tile and channel, then merged."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -58,7 +56,7 @@ def _statistics(x, partial, rows, C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _merge(
     partial, moments, running_mean, running_var, batches, rows, programs, momentum,
-    C: tl.constexpr, TILE: tl.constexpr, RUNNING: tl.constexpr, COUNTED: tl.constexpr,
+    C, TILE: tl.constexpr, RUNNING: tl.constexpr, COUNTED: tl.constexpr,
     LINES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Mean and variance of all rows from those of every program's share; then the running ones."""
@@ -96,7 +94,7 @@ def _merge(
 
 
 @triton.jit
-def _channels(mean, var, weight, bias, channel, eps, C: tl.constexpr):
+def _channels(mean, var, weight, bias, channel, eps, C):
     """Of some channels: mean, inverse of the standard deviation, weight and bias, each (1, WIDTH)."""
     inside = channel < C
     if var is None:  # then both are in one tensor
@@ -111,7 +109,7 @@ def _channels(mean, var, weight, bias, channel, eps, C: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _apply(
     x, mean, var, weight, bias, residual, keep, y, rows, positions, eps,
-    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
+    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """act(keep * bn(x) + residual) of a tile."""
@@ -134,7 +132,7 @@ def _apply(
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _reduce(
     grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial, rows, positions, eps,
-    C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, AGAIN: tl.constexpr,
+    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, AGAIN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's.
@@ -179,7 +177,7 @@ def _reduce(
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _input_gradient(
     grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep, grad_x, rows, positions, eps,
-    C: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    C, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of a tile. Where mean and variance are those of the rows, each row has a share in them."""
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -221,10 +219,10 @@ def _blocks(channels: int, most: int) -> tuple[int, int]:
 def statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
 ) -> Tensor:
-    """Mean and biased variance of each channel of a contiguous x, (2, C); updates the running ones."""
-    channels = x.shape[-1]
+    """Mean and biased variance of each channel, (2, C); updates the running ones."""
+    x, channels = x.contiguous(), x.shape[-1]
     rows = x.numel() // channels
-    chosen = launch_parameters("batch_norm_statistics", x.device, SHARED, rows=rows, channels=channels)
+    chosen = launch_parameters("batch_norm_statistics")
     width, blocks = _blocks(channels, chosen["width"])
     tile = max(1, chosen["elements"] // width)
     programs = min(cdiv(rows, tile), max(1, chosen["per_processor"] * processors(x.device) // blocks))
@@ -245,12 +243,15 @@ def statistics(
 
 def apply(
     x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, y: Tensor,
-) -> None:  # fmt: skip
-    """Fills y with act(keep * bn(x) + residual); all maps are contiguous."""
-    channels = x.shape[-1]
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
+) -> Tensor:  # fmt: skip
+    """act(keep * bn(x) + residual)."""
+    y, channels = x.new_empty(x.shape, dtype=output_dtype(x, residual)), x.shape[-1]
+    if not x.numel():
+        return y
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     rows, has_residual = x.numel() // channels, residual is not None
-    chosen = launch_parameters("batch_norm", x.device, TILES, rows=rows, channels=channels, residual=has_residual)
+    chosen = launch_parameters("batch_norm")
     width, blocks = _blocks(channels, chosen["width"])
     tile = max(1, chosen["elements"] // width)
     launch(
@@ -258,18 +259,22 @@ def apply(
         rows, rows // x.shape[0], eps, channels, has_residual, keep is not None, KINDS[act], tile, width,
         num_warps=chosen["num_warps"],
     )  # fmt: skip
+    return y
 
 
 def backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, grad_x: Tensor, grad_residual: Tensor | None,
-    y: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills the gradients of x and, behind an activation, of the residual, and y; returns those of weight and bias."""
-    channels = x.shape[-1]
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of x, weight, bias and, behind an activation, of the residual; and y, if it is wanted `again`."""
+    grad_x, channels = x.new_empty(x.shape), x.shape[-1]
+    grad_residual = None if residual is None or act == "none" else residual.new_empty(residual.shape)
+    y = x.new_empty(x.shape, dtype=output_dtype(x, residual)) if again else None
+    if not x.numel():
+        return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual, y
+    grad, x, residual = grad.contiguous(), x.contiguous(), None if residual is None else residual.contiguous()
     rows, has_residual = x.numel() // channels, residual is not None
-    shape = dict(rows=rows, channels=channels, residual=has_residual)
-    chosen = launch_parameters("batch_norm_backward", x.device, SHARED, **shape)
+    chosen = launch_parameters("batch_norm_backward")
     width, blocks = _blocks(channels, chosen["width"])
     tile, warps = max(1, chosen["elements"] // width), chosen["num_warps"]
     programs = min(cdiv(rows, tile), max(1, chosen["per_processor"] * processors(x.device) // blocks))
@@ -287,4 +292,4 @@ def backward(
         _input_gradient, (cdiv(rows, tile), blocks), grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep,
         grad_x, rows, positions, eps, channels, keep is not None, kind, tile, width, num_warps=warps,
     )  # fmt: skip
-    return grad_weight, grad_bias
+    return grad_x, grad_weight, grad_bias, grad_residual, y

@@ -8,15 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
-from weft.kernels.conv_act import output_shape
 from weft.kernels.gpu.activations import KINDS, activate
 from weft.kernels.gpu.launch import cdiv, launch
+from weft.kernels.launches import launch_parameters
 from weft.kernels.switch import interpreted
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}  # of matrix products; the interpreter has but float32
-LINEAR, LIBRARY = {"how": "linear"}, {"how": "library"}
-KERNEL = {"how": "kernel", "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 4}
 PASS_SIZE = 4096  # values of a program of the pass behind a convolution
 
 
@@ -94,17 +91,16 @@ def forward(
 ) -> Tensor:
     if residual is not None:
         residual = residual.contiguous()
-    shape = output_shape(x, weight, stride, padding)
-    features, channels, kernel, _ = weight.shape
-    rows = shape[0] * shape[1] * shape[2]
+    batch, height, width, _ = x.shape
+    features, channels, kernel, columns = weight.shape
+    height, width = (height + 2 * padding - kernel) // stride + 1, (width + 2 * padding - columns) // stride + 1
+    shape, rows = (batch, height, width, features), batch * height * width
     product = kernel == 1 and stride == 1 and residual is None and act in ("none", "relu")  # all that cublas does
     launched = launch_parameters(
-        "conv_act", x.device, LINEAR if product else LIBRARY if kernel > 1 else KERNEL,
-        rows=rows, channels=channels, features=features, kernel=kernel, stride=stride,
-        residual=residual is not None, act=act,
-    )  # fmt: skip
-    how = launched["how"]  # of the nearest shape, which may have been another kind of convolution
-    matrix = groups == 1 and kernel == weight.shape[3] and x.dtype in TYPES and rows > 0
+        "conv_act", kernel=kernel, stride=stride, channels=channels, features=features, product=product
+    )
+    how = launched["how"]
+    matrix = groups == 1 and kernel == columns and x.dtype in TYPES and rows > 0
     if how == "linear" and product and matrix and bias is not None:
         return _linear(x, weight, bias, shape, act)
     if how == "kernel" and matrix and bias is not None:

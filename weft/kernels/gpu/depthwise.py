@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate
 from weft.kernels.gpu.launch import cdiv, launch
+from weft.kernels.launches import launch_parameters
 
 SIZES = ["H", "W", "out_H", "out_W"]  # these differ from picture to picture and are not worth a kernel each
 
@@ -294,10 +294,10 @@ def in_place(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (width * channels, channels, 1) else x.contiguous()
 
 
-def add_shares(partials: Tensor, grad_weight: Tensor, grad_bias: Tensor) -> None:
-    """(shares, filters, K*K [+ 1], C) sums into gradients ([filters,] C, 1, K, K) and ([filters,] C), perhaps empty."""
+def add_shares(partials: Tensor, grad_weight: Tensor, grad_bias: Tensor | None) -> None:
+    """(shares, filters, K*K [+ 1], C) sums into gradients ([filters,] C, 1, K, K) and, with a bias, ([filters,] C)."""
     shares, filters, rows, channels = partials.shape
-    biased = grad_bias.numel() > 0
+    biased = grad_bias is not None
     launch(
         _add_shares, (cdiv(channels, 32), rows, filters), partials, grad_weight, grad_bias, shares,
         channels, rows - biased, biased, 32, 32, num_warps=4,
@@ -309,19 +309,11 @@ Norm = tuple[Tensor | None, Tensor | None, Tensor | None, float]
 NO_NORM: Norm = (None, None, None, 0.0)
 
 
-def tiles(
-    operation: str, x: Tensor, kernel: int, stride: int, filters: int = 1, **shape: bool
-) -> tuple[Tiles, int, int, int]:
+def tiles(operation: str, x: Tensor, kernel: int, stride: int, active: bool = False) -> tuple[Tiles, int, int, int]:
     """How to cut the outputs of a map x (B, H, W, C): tiles, how many there are, blocks of channels, warps."""
     batch, height, width, channels = x.shape
     rows, cols = cdiv(height, stride), cdiv(width, stride)
-    # Two channels a lane, but one where taps are many, for which there would be no registers. A backward pass with
-    # three filters has so much to write out that wide tiles take the compiler many seconds.
-    block_c = 64 if filters * kernel * kernel == 9 else 32
-    most = {3: 7, 5: 4, 7: 2}[kernel] if operation != "qkv_depthwise_backward" else max(1, 4 // stride)
-    default = dict(rows=14, cols=most, block_c=block_c, unroll=1, num_warps=1)
-    sizes = dict(height=height, width=width, channels=channels, kernel=kernel, stride=stride)
-    at = launch_parameters(operation, x.device, default, **sizes, **shape)
+    at = launch_parameters(operation, kernel=kernel, stride=stride, active=active)
     tile_rows = min(at["rows"], rows)
     even = rows * stride == height and cols * stride == width and rows % tile_rows == 0 and cols % at["cols"] == 0
     unroll = at["unroll"] if tile_rows % at["unroll"] == 0 else 1
@@ -364,8 +356,8 @@ def backward(
     stride: int,
     act_in: str = "none",
     norm: Norm = NO_NORM,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of act_in(norm(x)), weight and bias."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of act_in(norm(x)), weight and, where there is one, bias."""
     _, height, width, channels = x.shape
     kernel, x, grad = weight.shape[-1], in_place(x), in_place(grad)
     rows, cols = grad.shape[1:3]
@@ -379,6 +371,20 @@ def backward(
             grad.stride(0), x.stride(0), channels, kernel, stride, norm[0] is not None, KINDS[act_in], has_bias, *cut,
             num_warps=warps,
         )  # fmt: skip
-    grad_weight, grad_bias = torch.empty_like(weight), x.new_empty(0) if bias is None else torch.empty_like(bias)
+    grad_weight, grad_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
     add_shares(partials, grad_weight, grad_bias)
     return grad_x, grad_weight, grad_bias
+
+
+def norm_forward(
+    x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
+    weight: Tensor, bias: Tensor | None, stride: int,
+) -> Tensor:  # fmt: skip
+    return forward(x, weight, bias, None, None, stride, act, "none", (moments, gamma, beta, eps))
+
+
+def norm_backward(
+    grad: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
+    weight: Tensor, bias: Tensor | None, stride: int,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    return backward(grad, x, weight, bias, stride, act, (moments, gamma, beta, eps))

@@ -14,16 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate, slope
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch
+from weft.kernels.launches import launch_parameters
 
 PACK = 1024  # weights that one program packs
-JOB = tl.constexpr(10)  # numbers that describe to `_pack` what to do
+JOB = tl.constexpr(9)  # numbers that describe to `_pack` what to do
 SPLITS, LEAST = 16, 32  # programs that share the rows of a map, and the fewest rows that are worth one
-CONVOLVE = dict(rows=128, chunk=32, block=32, num_warps=4, num_stages=3)
-SUM_UP = dict(rows=128, chunk=32, block=64, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -35,15 +33,15 @@ def _first(block, C_IN: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WINDO
 
 
 @triton.jit
-def _pack(first, second, third, table, packed, SIZE: tl.constexpr):
-    """The matrices of up to three convolutions, forward or for the gradient of the map, one job of `table` for each.
+def _pack(weight, table, packed, SIZE: tl.constexpr):
+    """The matrices of a convolution, forward or for the gradient of the map, one job of `table` for each.
 
-    A job makes (blocks, 9, WINDOW, BLOCK) matrices; its row in the table is written by `pack`.
+    A job makes (blocks, 9, WINDOW, BLOCK) matrices; its row in the table is written by `jobs`.
     """
     table += tl.program_id(1) * JOB
-    source, start, size = tl.load(table), tl.load(table + 1), tl.load(table + 2)
-    c_in, c_out, inner, outer = tl.load(table + 3), tl.load(table + 4), tl.load(table + 5), tl.load(table + 6)
-    window, width, backward = tl.load(table + 7), tl.load(table + 8), tl.load(table + 9)
+    start, size, c_in, c_out = tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
+    inner, outer, window, width = tl.load(table + 4), tl.load(table + 5), tl.load(table + 6), tl.load(table + 7)
+    backward = tl.load(table + 8)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     row = at // width
     tap = row // window % 9
@@ -54,14 +52,7 @@ def _pack(first, second, third, table, packed, SIZE: tl.constexpr):
     o = block * width + at % width
     place = tl.where(backward == 1, (c * outer + o % outer) * 9 + 8 - tap, (o * inner + c % inner) * 9 + tap)
     mask = (at < size) & (c // inner == o // outer) & (o < c_out)
-    value = tl.zeros((SIZE,), tl.float32)
-    if source == 0:
-        value = tl.load(first + place, mask=mask, other=0.0).to(tl.float32)
-    if source == 1:
-        value = tl.load(second + place, mask=mask, other=0.0).to(tl.float32)
-    if source == 2:
-        value = tl.load(third + place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(packed + start + at, value, mask=at < size)
+    tl.store(packed + start + at, tl.load(weight + place, mask=mask, other=0.0), mask=at < size)
 
 
 @triton.jit
@@ -69,8 +60,7 @@ def _convolve(
     x,
     packed,
     bias,
-    residual,
-    keep,
+    upstream,
     y,
     start_packed,
     rows,
@@ -85,12 +75,8 @@ def _convolve(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_KEEP: tl.constexpr,
-    GRADIENT: tl.constexpr,
 ):
-    """residual + keep act(convolution); with GRADIENT, residual * keep * slope(convolution)."""
+    """act(convolution); with an `upstream` gradient, that times slope(convolution)."""
     BLOCKS: tl.constexpr = (C_OUT + BLOCK - 1) // BLOCK
     block, tile = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     r = tl.arange(0, ROWS)
@@ -117,15 +103,12 @@ def _convolve(
     o = block * BLOCK + tl.arange(0, BLOCK)
     mask = inside[:, None] if C_OUT % BLOCK == 0 else inside[:, None] & (o < C_OUT)[None, :]
     at = start * C_OUT + r[:, None] * C_OUT + o[None, :]
-    if HAS_BIAS:
+    if bias is not None:
         total += tl.load(bias + o, mask=o < C_OUT, other=0.0).to(tl.float32)[None, :]
-    total = slope(total, KIND) if GRADIENT else activate(total, KIND)
-    if HAS_KEEP:
-        picture = (tile * ROWS + r) // (height * width)
-        total *= tl.load(keep + picture, mask=inside, other=0.0).to(tl.float32)[:, None]
-    if HAS_RESIDUAL:
-        other = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-        total = total * other if GRADIENT else total + other
+    if upstream is None:
+        total = activate(total, KIND)
+    else:
+        total = slope(total, KIND) * tl.load(upstream + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + at, total, mask=mask)
 
 
@@ -134,7 +117,6 @@ def _parameters(
     grad,
     x,
     partial,
-    start_partial,
     stride,
     rows,
     height,
@@ -188,7 +170,7 @@ def _parameters(
 
     # What lies beside the diagonal belongs to no weight.
     mask = (c[None, :] // IN == o[:, None] // OUT) & (o < C_OUT)[:, None] & (c < C_IN)[None, :]
-    partial += start_partial + split * stride
+    partial += split * stride
     at = partial + (o[:, None] * IN + c[None, :] % IN) * 9 + kernel_row * 3
     tl.store(at, left, mask=mask)
     tl.store(at + 1, middle, mask=mask)
@@ -219,13 +201,12 @@ def _chunks(c_in: int, c_out: int, groups: int, chunk: int, block: int) -> int:
     return cdiv(widest, chunk)
 
 
-def plan(operation: str, rows: int, c_in: int, c_out: int, groups: int, device: torch.device) -> Plan:
-    default = CONVOLVE if operation == "grouped_conv" else SUM_UP
-    at = launch_parameters(operation, device, default, rows=rows, in_chs=c_in, out_chs=c_out, groups=groups)
+def plan(operation: str, c_in: int, c_out: int, groups: int) -> Plan:
+    at = launch_parameters(operation, widens=c_out > c_in)
     return _plan(c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"])
 
 
-@cache  # the number of rows, which may differ at every call, is in the key neither here nor in `jobs`
+@cache
 def _plan(
     c_in: int, c_out: int, groups: int, step: int, chunk: int, block: int, num_warps: int, num_stages: int
 ) -> Plan:
@@ -244,88 +225,76 @@ class Jobs(NamedTuple):
 
 
 @cache
-def jobs(plans: tuple[tuple[int, Plan, bool], ...], device: torch.device) -> Jobs:
-    """For each plan comes the number of its weight, and whether it is that of a gradient."""
+def jobs(plans: tuple[tuple[Plan, bool], ...], device: torch.device) -> Jobs:
+    """With each plan comes whether it is that of a gradient."""
     table, starts, end = [], [], 0
-    for number, way, backward in plans:
+    for way, backward in plans:
         c_in, c_out, inner, outer, chunks, chunk, block, _ = way.tile
-        table.append((number, end, way.size, c_in, c_out, inner, outer, chunks * chunk, block, backward))
+        table.append((end, way.size, c_in, c_out, inner, outer, chunks * chunk, block, backward))
         starts.append(end)
         end += cdiv(way.size, 16) * 16
-    grid = (cdiv(max(way.size for _, way, _ in plans), PACK), len(plans))
+    grid = (cdiv(max(way.size for way, _ in plans), PACK), len(plans))
     return Jobs(torch.tensor(table, dtype=torch.int32, device=device), starts, end, grid)
 
 
-def pack(weights: list[Tensor], todo: Jobs, dtype: torch.dtype) -> Tensor:
-    """The matrices of up to three weights, one behind the other."""
-    packed = torch.empty(todo.size, dtype=dtype, device=weights[0].device)
-    first, second, third = (weights * 3)[:3]
-    launch(_pack, todo.grid, first, second, third, todo.table, packed, PACK, num_warps=4)
+def pack(weight: Tensor, todo: Jobs, dtype: torch.dtype) -> Tensor:
+    """All matrices, one behind the other."""
+    packed = torch.empty(todo.size, dtype=dtype, device=weight.device)
+    launch(_pack, todo.grid, weight, todo.table, packed, PACK, num_warps=4)
     return packed
 
 
 def convolve(
-    x: Tensor,
-    packed: Tensor,
-    start: int,
-    bias: Tensor | None,
-    way: Plan,
-    act: str = "none",
-    residual: Tensor | None = None,
-    keep: Tensor | None = None,
-    gradient: bool = False,
+    x: Tensor, packed: Tensor, start: int, bias: Tensor | None, way: Plan, act: str, upstream: Tensor | None = None
 ) -> Tensor:
-    """residual + keep act(convolution); with `gradient`, residual * keep * slope(convolution)."""
+    """act(convolution); with an `upstream` gradient, that times slope(convolution)."""
     batch, height, width, _ = x.shape
     rows = batch * height * width
     y = torch.empty(batch, height, width, way.tile[1], dtype=x.dtype, device=x.device)
     launch(
-        _convolve, (way.blocks * cdiv(rows, way.tile[7]),),
-        x, packed, x if bias is None else bias, x if residual is None else residual, x if keep is None else keep, y,
-        start, rows, height, width, *way.tile,
-        KINDS[act], bias is not None, residual is not None, keep is not None, gradient,
-        num_warps=way.num_warps, num_stages=way.num_stages,
+        _convolve, (way.blocks * cdiv(rows, way.tile[7]),), x, packed, bias, upstream, y, start, rows, height, width,
+        *way.tile, KINDS[act], num_warps=way.num_warps, num_stages=way.num_stages,
     )  # fmt: skip
     return y
 
 
-def sum_up(pairs: list[tuple[Tensor, Tensor]], weights: list[Tensor], groups: int) -> Tensor:
-    """For each pair of gradient and map those of weight and bias, one behind the other, summed in a fixed order."""
-    batch, height, width, _ = pairs[0][1].shape
-    rows, device = batch * height * width, weights[0].device
-    length, splits = sum(weight.numel() + len(weight) for weight in weights), min(SPLITS, cdiv(rows, LEAST))
-    partial = torch.empty(splits, length, dtype=torch.float32, device=device)
-    start = 0
-    for (grad, x), weight in zip(pairs, weights, strict=True):
-        way = plan("grouped_conv_weight", rows, x.shape[3], len(weight), groups, device)
-        step = way.tile[7]
-        launch(
-            _parameters, (3 * way.tile[4] * way.blocks, splits),
-            grad, x, partial, start, length, rows, height, width, cdiv(cdiv(rows, splits), step) * step, *way.tile,
-            num_warps=way.num_warps, num_stages=way.num_stages,
-        )  # fmt: skip
-        start += weight.numel() + len(weight)
+def sum_up(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """The gradients of weight and bias, one behind the other, summed in a fixed order."""
+    batch, height, width, channels = x.shape
+    rows, length = batch * height * width, weight.numel() + len(weight)
+    splits = min(SPLITS, cdiv(rows, LEAST))
+    partial = torch.empty(splits, length, dtype=torch.float32, device=x.device)
+    way = plan("grouped_conv_weight", channels, len(weight), groups)
+    step = way.tile[7]
+    launch(
+        _parameters, (3 * way.tile[4] * way.blocks, splits),
+        grad, x, partial, length, rows, height, width, cdiv(cdiv(rows, splits), step) * step, *way.tile,
+        num_warps=way.num_warps, num_stages=way.num_stages,
+    )  # fmt: skip
     return partial.sum(0)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> Tensor:
-    batch, height, width, c_in = x.shape
-    way = plan("grouped_conv", batch * height * width, c_in, len(weight), groups, x.device)
-    packed = pack([weight], jobs(((0, way, False),), x.device), x.dtype)
+    if not x.numel():
+        return x.new_empty(*x.shape[:3], len(weight))
+    x, way = x.contiguous(), plan("grouped_conv", x.shape[3], len(weight), groups)
+    packed = pack(weight.contiguous(), jobs(((way, False),), x.device), x.dtype)
     return convolve(x, packed, 0, bias, way, act)
 
 
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str
 ) -> tuple[Tensor, Tensor]:
-    batch, height, width, c_in = x.shape
-    rows, c_out = batch * height * width, len(weight)
-    back = plan("grouped_conv", rows, c_out, c_in, groups, x.device)
+    if not x.numel():
+        return torch.empty_like(x), torch.zeros(weight.numel() + len(weight), device=x.device)
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
+    c_in, c_out = x.shape[3], len(weight)
+    back = plan("grouped_conv", c_out, c_in, groups)
     if act == "none":
-        packed = pack([weight], jobs(((0, back, True),), x.device), x.dtype)
+        packed = pack(weight, jobs(((back, True),), x.device), x.dtype)
     else:  # what went into the activation is computed again rather than kept
-        way = plan("grouped_conv", rows, c_in, c_out, groups, x.device)
-        todo = jobs(((0, back, True), (0, way, False)), x.device)
-        packed = pack([weight], todo, x.dtype)
-        grad = convolve(x, packed, todo.starts[1], bias, way, act, residual=grad, gradient=True)
-    return convolve(grad, packed, 0, None, back), sum_up([(grad, x)], [weight], groups)
+        way = plan("grouped_conv", c_in, c_out, groups)
+        todo = jobs(((back, True), (way, False)), x.device)
+        packed = pack(weight, todo, x.dtype)
+        grad = convolve(x, packed, todo.starts[1], bias, way, act, grad)
+    return convolve(grad, packed, 0, None, back, "none"), sum_up(grad, x, weight, groups)

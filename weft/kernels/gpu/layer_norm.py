@@ -11,13 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
-from weft.kernels.gpu.processors import processors
 from weft.kernels.gpu.shares import sum_lines
+from weft.kernels.launches import launch_parameters, processors
+from weft.kernels.layer_norm import as_tokens
 
-FORWARD = dict(elements=1024, num_warps=2)
-BACKWARD = dict(elements=2048, num_warps=4, per_processor=4, stages=2)
 SIZES = ["x_rows", "cls_rows", "pictures", "positions", "map_programs"]
 
 
@@ -147,63 +145,72 @@ def _in_place(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
+def _layout(x: Tensor, cls: Tensor | None) -> tuple[Tensor, Tensor | None, bool, int, int]:
+    """x and cls where kernels can read them, whether they have no gaps, and rows from picture to picture of each."""
+    channels = x.shape[3]
+    x = _in_place(x)
+    if cls is None:
+        return x, None, x.is_contiguous(), x.stride(0) // channels, 1
+    cls = _in_place(cls)
+    return x, cls, x.is_contiguous() and cls.is_contiguous(), x.stride(0) // channels, cls.stride(0) // channels
+
+
 def forward(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
-    outputs: tuple[Tensor | None, ...], joined: bool,
-) -> None:  # fmt: skip
-    """Fills the outputs: map and class token behind the sum, where there is a y; tokens, or map and class token."""
+    dtype: torch.dtype, joined: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Map and class token behind the sum, where there is a y; tokens, or map and class token, of the norm."""
     pictures, height, width, channels = x.shape
     positions = height * width
     has_y, has_cls = y is not None, cls is not None
-    chosen = launch_parameters(
-        "layer_norm", x.device, FORWARD, rows=pictures * positions, channels=channels, residual=has_y
-    )
-    block = power_of_two(channels)
+    total = total_cls = normed_cls = None
+    if y is not None:
+        y = y.contiguous()
+        wide = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
+        total = x.new_empty(x.shape, dtype=wide)
+        total_cls = None if cls is None else x.new_empty(cls.shape, dtype=wide)
+    normed = x.new_empty(as_tokens(x, cls) if joined else x.shape, dtype=dtype)
+    if cls is not None and not joined:
+        normed_cls = x.new_empty(cls.shape, dtype=dtype)
+    chosen, block = launch_parameters("layer_norm"), power_of_two(channels)
     rows = max(1, chosen["elements"] // block)
     map_programs = cdiv(pictures * positions, rows)
     programs = map_programs + cdiv(pictures, rows) if has_cls else map_programs
-    x = _in_place(x)
-    dense, cls_rows = x.is_contiguous(), 1
-    if cls is not None:
-        cls = _in_place(cls)
-        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
-    if y is not None:
-        y = y.contiguous()
-    launch(
-        _forward, (programs,), x, cls, y, keep, weight, bias, *outputs,
-        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
-        channels, has_y, keep is not None, has_cls, joined, dense, rows, block, num_warps=chosen["num_warps"],
-    )  # fmt: skip
+    if programs:
+        x, cls, dense, x_rows, cls_rows = _layout(x, cls)
+        launch(
+            _forward, (programs,), x, cls, y, keep, weight, bias, total, total_cls, normed, normed_cls,
+            x_rows, cls_rows, pictures, positions, map_programs, eps,
+            channels, has_y, keep is not None, has_cls, joined, dense, rows, block, num_warps=chosen["num_warps"],
+        )  # fmt: skip
+    return total, total_cls, normed, normed_cls
 
 
 def backward(
     grad: Tensor, grad_cls: Tensor | None, grad_sum: Tensor | None, grad_sum_cls: Tensor | None,
     x: Tensor, cls: Tensor | None, keep: Tensor | None, weight: Tensor, eps: float,
-    outputs: tuple[Tensor | None, ...], joined: bool, has_y: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills the gradients of map, class token and y; returns those of weight and bias."""
+    x_dtype: torch.dtype, y_dtype: torch.dtype | None, joined: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of map, class token, y, weight and bias."""
     pictures, height, width, channels = x.shape
-    positions = height * width
-    has_cls = cls is not None
-    chosen = launch_parameters(
-        "layer_norm_backward", x.device, BACKWARD, rows=pictures * positions, channels=channels, residual=has_y
-    )
-    block = power_of_two(channels)
+    positions, has_cls = height * width, cls is not None
+    grad_x = x.new_empty(x.shape, dtype=x_dtype)
+    grad_x_cls = None if cls is None else x.new_empty(cls.shape, dtype=x_dtype)
+    grad_y = None if y_dtype is None else x.new_empty(as_tokens(x, cls), dtype=y_dtype)
+    if not x.numel():
+        return grad_x, grad_x_cls, grad_y, torch.zeros_like(weight), torch.zeros_like(weight)
+    chosen, block = launch_parameters("layer_norm_backward"), power_of_two(channels)
     rows = max(1, chosen["elements"] // block)
     most = chosen["per_processor"] * processors(x.device)
     map_programs = min(cdiv(pictures * positions, rows), most)
     programs = map_programs + min(cdiv(pictures, rows), most) if has_cls else map_programs
-    x = _in_place(x)
-    dense, cls_rows = x.is_contiguous(), 1
-    if cls is not None:
-        cls = _in_place(cls)
-        dense, cls_rows = dense and cls.is_contiguous(), cls.stride(0) // channels
+    x, cls, dense, x_rows, cls_rows = _layout(x, cls)
     grads = (up if up is None else up.contiguous() for up in (grad, grad_cls, grad_sum, grad_sum_cls))
     partial = torch.empty(programs, 2, channels, device=x.device)
     launch(
-        _backward, (programs,), *grads, x, cls, keep, weight, *outputs, partial,
-        x.stride(0) // channels, cls_rows, pictures, positions, map_programs, eps,
-        channels, grad_sum is not None, has_y, keep is not None, has_cls, joined, dense, rows, block,
+        _backward, (programs,), *grads, x, cls, keep, weight, grad_x, grad_x_cls, grad_y, partial,
+        x_rows, cls_rows, pictures, positions, map_programs, eps,
+        channels, grad_sum is not None, grad_y is not None, keep is not None, has_cls, joined, dense, rows, block,
         chosen["stages"], num_warps=chosen["num_warps"],
     )  # fmt: skip
-    return sum_lines(partial, weight)
+    return grad_x, grad_x_cls, grad_y, *sum_lines(partial, weight)

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.gpu.launch import cdiv, launch
+from weft.kernels.launches import launch_parameters, processors
 
 ROWS, COLUMNS = 64, 64  # of a tile
-PROGRAMS = 1056  # about so many work side by side
 STEPS = 16  # tiles that a program takes one after another, at most
 
 
@@ -30,9 +30,9 @@ def _partial_sums(x, partial, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.con
 def column_sums(x: Tensor) -> Tensor:
     """(N, C) -> (C,) in float32."""
     rows, columns = x.shape
-    across = cdiv(columns, COLUMNS)
+    across, programs = cdiv(columns, COLUMNS), launch_parameters("column_sums")["per_processor"] * processors(x.device)
     steps = STEPS
-    while steps > 1 and cdiv(rows, ROWS * steps) * across < PROGRAMS:
+    while steps > 1 and cdiv(rows, ROWS * steps) * across < programs:
         steps //= 2
     partial = torch.empty(cdiv(rows, ROWS * steps), columns, dtype=torch.float32, device=x.device)
     launch(_partial_sums, (partial.shape[0], across), x, partial, rows, columns, ROWS, COLUMNS, steps, num_warps=4)

@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu import activation
 from weft.kernels.gpu.activations import KINDS, activate
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch
+from weft.kernels.launches import launch_parameters
 
 HALF = (torch.bfloat16, torch.float16)  # what matrix units multiply at full rate
-LIBRARY = {"how": "library"}
 
 
 @triton.jit
@@ -54,13 +53,9 @@ def _multiply(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, act: str, keep: bool) -> tuple[Tensor, Tensor | None]:
-    features, channels = weight.shape
-    rows = x.numel() // channels
-    launched = launch_parameters(
-        "linear_act", x.device, LIBRARY, rows=rows, channels=channels, features=features, act=act, keep=keep
-    )
-    if launched["how"] == "kernel" and x.dtype in HALF and rows:
-        return _kernel(x.contiguous(), weight, bias, rows, act, keep, launched)
+    rows = x.numel() // x.shape[-1]
+    if x.dtype in HALF and rows:
+        return _kernel(x.contiguous(), weight, bias, rows, act, keep, launch_parameters("linear_act"))
     y = F.linear(x, weight, bias.to(x.dtype))
     return activation.forward(y, act), y if keep else None
 

@@ -15,14 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
-from weft.kernels.performer import NO_FEATURE, SPLITS
+from weft.kernels.launches import launch_parameters
+from weft.kernels.performer import SPLITS, outputs
 
-NARROW = dict(rows=64, num_warps=4, num_stages=2)
-WIDE = dict(rows=32, num_warps=8, num_stages=2)  # more rows do not fit into registers
-FLOOR = tl.constexpr(NO_FEATURE)
+FLOOR = tl.constexpr(-1e30)  # the logarithm of a feature that does not exist
 
 
 @triton.jit
@@ -283,10 +281,8 @@ def _keys_backward(
 
 def _tile(operation: str, kqv: Tensor, w: Tensor) -> tuple[tuple[Any, ...], dict[str, int]]:
     """The numbers that all four kernels are given behind their tensors, and the options of the launch."""
-    batch, tokens, _ = kqv.shape
-    features, channels = w.shape
-    default = NARROW if channels <= 64 else WIDE
-    at = launch_parameters(operation, kqv.device, default, batch=batch, tokens=tokens, channels=channels)
+    tokens, (features, channels) = kqv.shape[1], w.shape
+    at = launch_parameters(operation, channels=channels)
     rows = at["rows"]
     length = cdiv(cdiv(tokens, SPLITS), rows) * rows
     dtype = tl.bfloat16 if kqv.dtype == torch.bfloat16 else tl.float32
@@ -295,17 +291,19 @@ def _tile(operation: str, kqv: Tensor, w: Tensor) -> tuple[tuple[Any, ...], dict
     return (tokens, length, channels, features, *padded, dtype, SPLITS, rows), options
 
 
-def forward(kqv: Tensor, w: Tensor, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    y, v, found = outputs
+def forward(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    kqv, w = kqv.contiguous(), w.contiguous()
+    y, v, found = outputs(kqv, w)
     if y.numel():
         grid = (SPLITS, len(kqv))
         sizes, options = _tile("performer", kqv, w)
         launch(_keys, grid, kqv, w, found, v, *sizes, **options)
         launch(_queries, grid, kqv, w, found, y, *sizes, **options)
-    return outputs
+    return y, v, found
 
 
 def backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:
+    grad, grad_v, kqv, w = grad.contiguous(), grad_v.contiguous(), kqv.contiguous(), w.contiguous()
     grad_kqv, grad_found = torch.empty_like(kqv), torch.empty_like(found)
     if grad.numel():
         grid = (SPLITS, len(kqv))

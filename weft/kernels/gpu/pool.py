@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+from weft.kernels.launches import launch_parameters
 
 
 @triton.jit(do_not_specialize=["positions", "height", "width", "rows_out", "columns_out"])
@@ -87,28 +87,32 @@ def _backward(
         tl.store(grad_x + at[:, None] + channel[None, :], totals[i], mask=mask)
 
 
-def _parameters(operation: str, x: Tensor, channels: int, stride: int) -> tuple[int, int, int]:
-    default = dict(BLOCK=16, BLOCK_C=min(64, power_of_two(channels)), num_warps=4)
-    found = launch_parameters(operation, x.device, default, channels=channels, stride=stride)
-    return found["BLOCK"], found["BLOCK_C"], found["num_warps"]
+def _parameters(operation: str, channels: int) -> tuple[int, int, int]:
+    found = launch_parameters(operation)
+    return found["BLOCK"], min(found["BLOCK_C"], power_of_two(channels)), found["num_warps"]
 
 
-def forward(x: Tensor, y: Tensor, place: Tensor | None, stride: int) -> None:
-    batch, rows_out, columns_out, channels = y.shape
+def forward(x: Tensor, stride: int, places: bool) -> tuple[Tensor, Tensor | None]:
+    x, (batch, height, width, channels) = x.contiguous(), x.shape
+    rows_out, columns_out = cdiv(height, stride), cdiv(width, stride)
+    y = x.new_empty(batch, rows_out, columns_out, channels)
+    place = torch.empty_like(y, dtype=torch.int8) if places else None
     positions = batch * rows_out * columns_out
-    block, block_c, warps = _parameters("max_pool", x, channels, stride)
+    block, block_c, warps = _parameters("max_pool", channels)
     launch(
-        _forward, (cdiv(positions, block), cdiv(channels, block_c)), x, y, y if place is None else place,
-        positions, x.shape[1], x.shape[2], channels, rows_out, columns_out,
-        stride, place is not None, block, block_c, num_warps=warps,
+        _forward, (cdiv(positions, block), cdiv(channels, block_c)), x, y, place,
+        positions, height, width, channels, rows_out, columns_out,
+        stride, places, block, block_c, num_warps=warps,
     )  # fmt: skip
+    return y, place
 
 
 def backward(grad: Tensor, place: Tensor, height: int, width: int, stride: int) -> Tensor:
+    grad = grad.contiguous()
     batch, rows_out, columns_out, channels = grad.shape
     grad_x = torch.empty(batch, height, width, channels, dtype=grad.dtype, device=grad.device)
     blocks = batch * cdiv(height, stride) * cdiv(width, stride)
-    block, block_c, warps = _parameters("max_pool_backward", grad, channels, stride)
+    block, block_c, warps = _parameters("max_pool_backward", channels)
     launch(
         _backward, (cdiv(blocks, block), cdiv(channels, block_c)), grad, place, grad_x,
         blocks, height, width, channels, rows_out, columns_out,

@@ -5,6 +5,8 @@ Tiles are those of depthwise.py: ROWS x COLS keys and values, and the STRIDE tim
 that lie at them. Results are tokens (B, CLS + H*W, C), where token 0, if CLS, is the class token.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -190,10 +192,9 @@ def tokens_in_place(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def forward(
-    x: Tensor, cls: Tensor | None, weights: list[Tensor], affine: list[Tensor | None], stride: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`affine`: three biases, three scales, three shifts."""
+def forward(x: Tensor, cls: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The rest are three weights, biases, scales and shifts, and the stride."""
+    weights, affine, stride = rest[:3], rest[3:-1], rest[-1]
     batch, height, width, channels = x.shape
     kernel, x = weights[0].shape[-1], in_place(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
@@ -201,7 +202,7 @@ def forward(
     q = torch.empty(batch, first + height * width, channels, dtype=x.dtype, device=x.device)
     k = torch.empty(batch, first + rows * cols, channels, dtype=x.dtype, device=x.device)
     v = torch.empty_like(k)
-    cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride, filters=3)
+    cut, count, blocks, warps = tiles("qkv_depthwise", x, kernel, stride)
     if q.numel():
         launch(
             _forward, (count * blocks,), x, cls, *weights, *affine, q, k, v, height, width, rows, cols, x.stride(0),
@@ -211,25 +212,26 @@ def forward(
 
 
 def backward(
-    grads: list[Tensor], x: Tensor, weights: list[Tensor], bias: Tensor | None, has_cls: bool, stride: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, of the class token (empty where there is none), and of weights and biases, stacked."""
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor,
+    bias: Tensor | None, has_cls: bool, stride: int,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of x, of the class token, and of weights and biases stacked; None where there are none."""
     batch, height, width, channels = x.shape
-    kernel, x = weights[0].shape[-1], in_place(x)
+    kernel, x = wq.shape[-1], in_place(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
-    grad_q, grad_k, grad_v = (tokens_in_place(grad) for grad in grads)
+    grad_q, grad_k, grad_v = tokens_in_place(grad_q), tokens_in_place(grad_k), tokens_in_place(grad_v)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_cls = x.new_empty(batch, 1, channels) if has_cls else None
-    cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride, filters=3)
+    cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride)
     has_bias = bias is not None
     partials = x.new_empty(shares, 3, kernel * kernel + has_bias, channels, dtype=torch.float32)
     if x.numel():
         launch(
-            _backward, (shares * blocks,), grad_q, grad_k, grad_v, x, *weights, grad_x, grad_cls, partials,
+            _backward, (shares * blocks,), grad_q, grad_k, grad_v, x, wq, wk, wv, grad_x, grad_cls, partials,
             height, width, rows, cols, grad_q.stride(0), grad_k.stride(0), grad_v.stride(0), x.stride(0),
             channels, kernel, stride, has_bias, *cut, num_warps=warps,
         )  # fmt: skip
-    grad_weight = weights[0].new_empty(3, *weights[0].shape)
-    grad_bias = x.new_empty(0) if bias is None else bias.new_empty(3, channels)
+    grad_weight = wq.new_empty(3, *wq.shape)
+    grad_bias = None if bias is None else bias.new_empty(3, channels)
     add_shares(partials, grad_weight, grad_bias)
-    return grad_x, x.new_empty(0) if grad_cls is None else grad_cls, grad_weight, grad_bias
+    return grad_x, grad_cls, grad_weight, grad_bias

@@ -1,5 +1,6 @@
 """The sum at the end of a block as one pass over memory: rows of C channels, those of the map and the class tokens'."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -80,22 +81,33 @@ def _grid(x: Tensor, has_cls: bool) -> tuple[int, int, int, int, int, int]:
 
 
 def add(
-    x: Tensor, cls: Tensor | None, y: Tensor, y_cls: Tensor | None, keep: Tensor | None, sum_x: Tensor, sum_cls: Tensor
-) -> None:
-    """Fills the sums."""
+    x: Tensor, cls: Tensor | None, y: Tensor, y_cls: Tensor | None, keep: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     programs, pictures, positions, channels, rows, padded = _grid(x, cls is not None)
-    launch(
-        _add, (programs,), x, cls, y, y_cls, keep, sum_x, sum_cls, pictures, positions,
-        channels, cls is not None, y.dim() == 3, keep is not None, rows, padded, num_warps=WARPS,
-    )  # fmt: skip
+    dtype = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
+    sum_x = x.new_empty(x.shape, dtype=dtype)
+    sum_cls = None if cls is None else x.new_empty(cls.shape, dtype=dtype)
+    if programs:
+        cls, y_cls = None if cls is None else cls.contiguous(), None if y_cls is None else y_cls.contiguous()
+        launch(
+            _add, (programs,), x.contiguous(), cls, y.contiguous(), y_cls, keep, sum_x, sum_cls, pictures, positions,
+            channels, cls is not None, y.dim() == 3, keep is not None, rows, padded, num_warps=WARPS,
+        )  # fmt: skip
+    return sum_x, sum_cls
 
 
 def branch_gradient(
-    grad: Tensor, grad_cls: Tensor | None, keep: Tensor | None, grad_y: Tensor, grad_y_cls: Tensor
-) -> None:
-    """Fills the gradients of the branch."""
-    programs, pictures, positions, channels, rows, padded = _grid(grad, grad_cls is not None)
-    launch(
-        _branch_gradient, (programs,), grad, grad_cls, keep, grad_y, grad_y_cls, pictures, positions,
-        channels, grad_cls is not None, grad_y.dim() == 3, keep is not None, rows, padded, num_warps=WARPS,
-    )  # fmt: skip
+    grad: Tensor, grad_cls: Tensor | None, keep: Tensor | None, dtype: torch.dtype, joined: bool
+) -> tuple[Tensor, Tensor | None]:
+    has_cls = grad_cls is not None
+    programs, pictures, positions, channels, rows, padded = _grid(grad, has_cls)
+    shape = (pictures, positions + has_cls, channels) if joined else grad.shape
+    grad_y = grad.new_empty(shape, dtype=dtype)
+    grad_y_cls = None if joined or not has_cls else grad.new_empty((pictures, 1, channels), dtype=dtype)
+    if programs:
+        grad_cls = None if grad_cls is None else grad_cls.contiguous()
+        launch(
+            _branch_gradient, (programs,), grad.contiguous(), grad_cls, keep, grad_y, grad_y_cls, pictures, positions,
+            channels, has_cls, joined, keep is not None, rows, padded, num_warps=WARPS,
+        )  # fmt: skip
+    return grad_y, grad_y_cls

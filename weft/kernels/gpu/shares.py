@@ -16,7 +16,7 @@ LINES, WIDTH = 256, 16
 
 
 @triton.jit(do_not_specialize=["count"])
-def _sum_lines(lines, first, second, count, C: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr):
+def _sum_lines(lines, first, second, count, C, LINES: tl.constexpr, WIDTH: tl.constexpr):
     """The first C columns of all lines, and in the programs of the second axis the other C."""
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     if tl.program_id(1) == 1:

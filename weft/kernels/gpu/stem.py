@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.activations import KINDS, activate
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
-from weft.kernels.gpu.processors import processors
+from weft.kernels.launches import launch_parameters, processors
 
 TILES = ((128, 128, 2), (64, 128, 2), (64, 64, 2), (64, 64, 1), (32, 32, 1))  # BLOCK_M, BLOCK_N, num_stages
 REGISTERS = 40_000  # that sums may take, of the 65,536 of eight warps
@@ -273,23 +272,19 @@ def _setting(
 
 
 def _parameters(operation: str, x: Tensor, setting: Setting, need: Callable[[int, int, int], int]) -> dict[str, int]:
-    """Launch parameters: those measured, or the largest tiles whose `need` of shared memory this GPU has."""
+    """Launch parameters: the table's, or the largest tiles whose `need` of shared memory this GPU has."""
     limit = _shared_memory(x.device)
-    tiles = next((tile for tile in TILES if need(*tile) <= limit), TILES[-1])
-    default = dict(BLOCK_M=tiles[0], BLOCK_N=tiles[1], num_warps=8, num_stages=tiles[2], programs=1)
-    kernel, stride, dilation, channels, out = setting.geometry[:5]
-    found = launch_parameters(
-        operation, x.device, default,
-        kernel=kernel, stride=stride, dilation=dilation, channels=channels, out=out, dtype=str(x.dtype),
-    )  # fmt: skip
-    found = found if need(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) <= limit else default
-    found["BLOCK_N"] = max(16, min(found["BLOCK_N"], power_of_two(setting.columns)))
-    return found
+    kernel, stride, dilation = setting.geometry[:3]
+    found = launch_parameters(operation, kernel=kernel, stride=stride, dilation=dilation)
+    if need(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) > limit:
+        tiles = next((tile for tile in TILES if need(*tile) <= limit), TILES[-1])
+        found = dict(BLOCK_M=tiles[0], BLOCK_N=tiles[1], num_warps=8, num_stages=tiles[2], per_processor=1)
+    return found | dict(BLOCK_N=max(16, min(found["BLOCK_N"], power_of_two(setting.columns))))
 
 
 def _grid(x: Tensor, setting: Setting, found: dict[str, int]) -> tuple[int, int]:
     """Programs, each of which has a share of the groups, for each block of columns."""
-    shares = min(found["programs"] * processors(x.device), cdiv(setting.sizes[0], found["BLOCK_M"]))
+    shares = min(found["per_processor"] * processors(x.device), cdiv(setting.sizes[0], found["BLOCK_M"]))
     return shares, cdiv(setting.columns, found["BLOCK_N"])
 
 
@@ -301,7 +296,34 @@ def _thinned(x: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tenso
     return x, stride // step, (padding + first) // step, dilation // step
 
 
+def _room(x: Tensor, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """Room for a map of `out` channels."""
+    batch, height, width, _ = x.shape
+    lost = (kernel - 1) * dilation - 2 * padding
+    size = (batch, (height - lost - 1) // stride + 1, (width - lost - 1) // stride + 1, out)
+    return torch.empty(size, dtype=x.dtype, device=x.device)
+
+
 def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int, act: str
+) -> Tensor:
+    y = _room(x, len(weight), weight.shape[2], stride, padding, dilation)
+    _fill(x, weight, bias, y, stride, padding, dilation, act)
+    return y
+
+
+def pyramid(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], stride: int, paddings: list[int], dilations: list[int],
+    act: str,
+) -> Tensor:  # fmt: skip
+    widths = [len(weight) for weight in weights]
+    y = _room(x, sum(widths), weights[0].shape[2], stride, paddings[0], dilations[0])
+    for i, part in enumerate(y.split(widths, dim=-1)):
+        _fill(x, weights[i], biases[i] if biases else None, part, stride, paddings[i], dilations[i], act)
+    return y
+
+
+def _fill(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, stride: int, padding: int, dilation: int, act: str
 ) -> None:
     """Writes into `out`, (B, h, w, C_out), which may be a slice of the channels of a wider map."""
@@ -326,8 +348,12 @@ def forward(
 
 def weight_gradient(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int
-) -> tuple[Tensor, Tensor]:
-    """The gradients of weight and bias, empty if None; `grad` may be a slice of the channels of a wider map."""
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of weight and, where there is one, bias; `grad` may be a slice of the channels of a wider map."""
+    _, rows, columns, _ = grad.shape
+    step = grad.stride(2)
+    if grad.stride() != (rows * columns * step, columns * step, step, 1):
+        grad = grad.contiguous()
     x, stride, padding, dilation = _thinned(x, stride, padding, dilation)
     setting = _setting(x.shape, grad.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
     size = x.element_size()
@@ -348,10 +374,10 @@ def weight_gradient(
         num_warps=found["num_warps"], num_stages=found["num_stages"],
     )  # fmt: skip
     result = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    result_bias = torch.empty_like(bias) if bias is not None else result.new_empty(0)
+    result_bias = None if bias is None else torch.empty_like(bias)
     programs = cdiv(result.numel(), FOLDED) + (cdiv(weight.shape[0], FOLDED) if has_bias else 0)
     launch(
-        _fold, (programs,), partial, partial_bias, result, result_bias, grid[0],
+        _fold, (programs,), partial, partial_bias, result, result if result_bias is None else result_bias, grid[0],
         *setting.geometry, columns, FOLDED, SHARES,
     )  # fmt: skip
     return result, result_bias

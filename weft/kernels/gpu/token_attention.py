@@ -6,11 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+from weft.kernels.launches import launch_parameters
 from weft.kernels.switch import interpreted
 
-DEFAULT = dict(BLOCK=64, num_warps=4)
 LOG2_E = tl.constexpr(1.4426950408889634)  # powers of two are what the GPU computes
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -173,10 +172,6 @@ def _strides(bias: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if bias is None else bias.stride()
 
 
-def _like(bias: Tensor | None, x: Tensor) -> Tensor:
-    return x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-
-
 def _rows(tokens: int) -> int:
     """Rows of a tile for so many tokens: a power of two and at least what a matrix unit takes."""
     return max(power_of_two(tokens), 16)
@@ -187,12 +182,10 @@ def _type(x: Tensor) -> tl.dtype:
 
 
 def gather(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    q = _inner(q)
+    q, x = _inner(q), x.contiguous()
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     out, total = x.new_empty(batch, tokens, heads * width), x.new_empty(batch, heads, tokens, dtype=torch.float32)
-    tile = launch_parameters(
-        "pixels_to_tokens", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
-    )
+    tile = launch_parameters("pixels_to_tokens")
     if x.numel():
         launch(
             _gather, (batch * heads,),
@@ -205,12 +198,10 @@ def gather(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def gather_backward(
     grad: Tensor, q: Tensor, x: Tensor, out: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    q = _inner(q)
+    grad, q, x = grad.contiguous(), _inner(q), x.contiguous()
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     grad_q, grad_x = q.new_empty(q.shape), torch.empty_like(x)
-    tile = launch_parameters(
-        "pixels_to_tokens_backward", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width
-    )
+    tile = launch_parameters("pixels_to_tokens_backward")
     if x.numel():
         launch(
             _gather_backward, (batch * heads,),
@@ -223,12 +214,10 @@ def gather_backward(
 def spread(
     x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, shortcut: Tensor, keep: Tensor | None, scale: float
 ) -> Tensor:
-    k, v = _inner(k), _inner(v)
+    x, k, v, shortcut = x.contiguous(), _inner(k), _inner(v), shortcut.contiguous()
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     y = torch.empty_like(shortcut)
-    tile = launch_parameters(
-        "tokens_to_pixels", x.device, DEFAULT, rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out
-    )
+    tile = launch_parameters("tokens_to_pixels")
     if x.numel():
         launch(
             _spread, (cdiv(pixels, tile["BLOCK"]) * batch * heads,),
@@ -242,14 +231,12 @@ def spread(
 
 def spread_backward(
     grad: Tensor, x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, keep: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    k, v = _inner(k), _inner(v)
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    grad, x, k, v = grad.contiguous(), x.contiguous(), _inner(k), _inner(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
-    grads = torch.empty_like(x), k.new_empty(k.shape), _like(bias, x), v.new_empty(v.shape)
-    tile = launch_parameters(
-        "tokens_to_pixels_backward", x.device, DEFAULT,
-        rows=batch * heads, pixels=pixels, tokens=tokens, width=width, out=out,
-    )  # fmt: skip
+    grad_bias = None if bias is None else bias.new_empty(bias.shape)
+    grads = torch.empty_like(x), k.new_empty(k.shape), grad_bias, v.new_empty(v.shape)
+    tile = launch_parameters("tokens_to_pixels_backward")
     if x.numel():
         launch(
             _spread_backward, (batch * heads,),

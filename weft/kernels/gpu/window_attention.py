@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.choose import launch_parameters
 from weft.kernels.gpu.dot import dot
 from weft.kernels.gpu.launch import cdiv, launch, power_of_two
+from weft.kernels.launches import launch_parameters, processors
 
 LOG2E = tl.constexpr(1.4426950408889634)  # kernels take powers of two: exp(x) = 2 ** (x log2(e))
 DEPTH = 8  # partial sums that a program loads at once
@@ -219,10 +219,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted
     shape, heads = q.shape, table.shape[1]
     out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if out.numel():
-        stages = 3 if q.dtype.itemsize == 2 else 1  # wider ones might not fit a smaller GPU's shared memory
-        programs, options = _options(
-            "window_attention", q, heads, window, dict(programs=4224, num_warps=4, num_stages=stages)
-        )
+        programs, options = _options("window_attention", q, heads)
         grid, sizes, constants = _division(shape, heads, window, shifted, programs)
         strides = q.stride(0), q.stride(2)
         launch(_forward, grid, q, k, v, table.contiguous(), out, *sizes, *strides, *constants, **options)
@@ -238,9 +235,7 @@ def backward(
     if not q.numel():
         return grad_q, grad_k, grad_v, torch.zeros_like(table)
     grad_table = torch.empty(table.shape, dtype=table.dtype, device=table.device)
-    programs, options = _options(
-        "window_attention_backward", q, heads, window, dict(programs=528, num_warps=4, num_stages=1)
-    )
+    programs, options = _options("window_attention_backward", q, heads)
     grid, sizes, constants = _division(shape, heads, window, shifted, programs)
     programs, block = grid[0] * grid[1] // heads, constants[3]  # programs of one head
     partial = torch.empty(programs, heads, block, block, dtype=torch.float32, device=q.device)
@@ -252,9 +247,9 @@ def backward(
     return grad_q, grad_k, grad_v, grad_table
 
 
-def _options(operation: str, q: Tensor, heads: int, window: int, default: dict[str, int]) -> tuple[int, dict[str, int]]:
+def _options(operation: str, q: Tensor, heads: int) -> tuple[int, dict[str, int]]:
     """About how many programs, and what else they are launched with."""
-    batch, height, width, channels = q.shape
-    shape = dict(pixels=batch * height * width, heads=heads, dim=channels // heads, window=window)
-    options = dict(launch_parameters(operation, q.device, default, **shape, kind=str(q.dtype)[6:]))
-    return options.pop("programs"), options
+    found = launch_parameters(operation, heads=heads)
+    # More stages of float32 might not fit into a smaller GPU's shared memory.
+    options = dict(num_warps=found["num_warps"], num_stages=found["num_stages"] if q.dtype.itemsize == 2 else 1)
+    return found["per_processor"] * processors(q.device), options
