@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.errors import WeftError
+    from weft.fast.fuse import fuse
+    from weft.fast.replay import replay
+    from weft.fast.swap import fast, plain
     from weft.models.convert import convert
     from weft.models.folder import save_model
-    from weft.models.fuse import fuse
     from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
-    from weft.models.replay import replay
     from weft.predict import load
     from weft.training import Run, train
 
@@ -27,10 +28,12 @@ __all__ = [
     "WeftError",
     "convert",
     "create_model",
+    "fast",
     "fuse",
     "list_models",
     "load",
     "load_host",
+    "plain",
     "replay",
     "save_model",
     "train",
@@ -41,19 +44,20 @@ _HOME = {
     "WeftError": "weft.errors",
     "convert": "weft.models.convert",
     "create_model": "weft.models.registry",
-    "fuse": "weft.models.fuse",
+    "fuse": "weft.fast.fuse",
     "list_models": "weft.models.registry",
     "load": "weft.predict",
     "load_host": "weft.models.host",
-    "replay": "weft.models.replay",
+    "plain": "weft.fast.swap",
+    "replay": "weft.fast.replay",
     "save_model": "weft.models.folder",
     "train": "weft.training",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return importlib.import_module("weft.models")
+    if name in ("models", "fast"):  # packages; the second is also the function of its name
+        return importlib.import_module(f"weft.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -44,13 +45,13 @@ class Settings:
     train: bool = False  # a whole training step; otherwise inference
     compile: bool = False
     replay: bool = False  # launches recorded once as a CUDA graph
-    wrap: bool = False  # Weft's models in `weft.replay`
     batch: int = 8
     channels: int = 3
     img_size: int = 224
     dtype: str = "fp32"
     device: str = "cpu"
     fuse: bool = True  # inference of Weft's models through `weft.fuse`
+    fast: bool = True  # their training, and inference that is not fused, through `weft.fast`; without it they are plain
     kernels: bool = field(default_factory=kernels_are_on)  # Weft's own, where the machine can run them; as they stand
 
 
@@ -171,13 +172,13 @@ class Step:
 
 
 def make_model(name: str, settings: Settings) -> Any:
-    """A model as it is measured: on its device, in its type and layout, fused and compiled as wanted."""
+    """A model as it is measured: on its device, in its type and layout, plain or fast, compiled or not."""
     device = torch.device(settings.device)
     with device:  # where filling it with random numbers takes no time
         model = build(name, settings.img_size)
     model.train(settings.train)
-    if settings.fuse and is_ours(name) and not settings.train:
-        model = weft.fuse(model)
+    if settings.fast and is_ours(name):
+        model = weft.fuse(model) if settings.fuse and not settings.train else weft.fast(model)
     dtype = torch.float32 if settings.train else DTYPES[settings.dtype]
     model = model.to(device, dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if settings.compile:
@@ -185,7 +186,7 @@ def make_model(name: str, settings: Settings) -> Any:
 
         _dynamo.config.recompile_limit = 256  # models of one family share their code; each is compiled for itself
         model = compile_model(model, dynamic=False)
-    return weft.replay(model) if settings.wrap and is_ours(name) else model
+    return model
 
 
 def make_step(model: Any, settings: Settings) -> Step:
@@ -379,8 +380,9 @@ def _versions() -> dict[str, str]:
     for package in PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        except PackageNotFoundError:  # it may lie in a folder of its own
+            if package in sys.modules:
+                found[package] = sys.modules[package].__version__
     return found
 
 
@@ -392,9 +394,11 @@ def title(result: dict[str, Any]) -> str:
         if settings["device"].startswith("cuda")
         else f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
     )
-    what = "training step" if settings["train"] else "inference" + (", Weft's models fused" if settings["fuse"] else "")
+    form = "plain" if not settings["fast"] else "fused" if settings["fuse"] and not settings["train"] else "fast"
+    what = f"{'training step' if settings['train'] else 'inference'}, Weft's models {form}"
     how = ("compiled" if settings["compile"] else "eager") + (", launches replayed" if settings["replay"] else "")
-    how += "" if settings["kernels"] else ", Weft's kernels off"
+    on_gpu = settings["device"].startswith("cuda")
+    how += "" if settings["kernels"] and on_gpu else ", Weft's kernels off" if on_gpu else ", no kernels on a CPU"
     size = f"batch {settings['batch']}, {settings['img_size']} pixels, {settings['dtype']}"
     return f"{what}, {how}, {size}; {place}, torch {versions['torch']}"
 

@@ -1,8 +1,7 @@
-"""The command that measures: `weft bench`, speed of models and of kernels, and how fast models learn."""
+"""The command that measures: `weft bench`, speed of models, and how fast they learn."""
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -40,8 +39,7 @@ def bench(
     device: str = "auto",
     seconds: float | None = None,
     fuse: bool = True,
-    kernels: Annotated[bool, Flag] = False,
-    only: Names = [],  # noqa: B006
+    fast: bool = True,
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
     compare: str = "",
     epochs: str = "",
@@ -57,8 +55,9 @@ def bench(
     With --compare DATA, measure how fast they learn instead: accuracy against epochs and against pictures, at equal
     budgets. The same command goes on where it was stopped.
 
-    Inference runs Weft's models through `weft.fuse`, every model in the type given; training is forward, backward and
-    AdamW under autocast. Every round times every model in turn.
+    Inference runs Weft's models through `weft.fuse`, every model in the type given; training, forward, backward and
+    AdamW under autocast, through `weft.fast`. --no-fast measures them as their files say. Every round times every
+    model in turn.
 
     Parameters
     ----------
@@ -83,14 +82,12 @@ def bench(
     seconds
         To measure each model; 3 by default.
     fuse
-        Fold BatchNorm away in inference of Weft's models, as one would to use them.
-    kernels
-        Measure Weft's kernels on this GPU instead, and keep what was fastest for this machine.
-    only
-        With --kernels: beginnings of operations' names.
+        Fold BatchNorm away in inference of Weft's models, as one would to use them; --no-fuse: `weft.fast` alone.
+    fast
+        Measure Weft's models as `weft.fuse` and `weft.fast` make them; --no-fast: as they are, in plain PyTorch.
+        WEFT_KERNELS=off in the environment keeps what these two do, but for Weft's kernels.
     as_json
-        Write the numbers to this file, with machine, versions and settings; - for standard output. With --kernels:
-        write the table there.
+        Write the numbers to this file, with machine, versions and settings; - for standard output.
     compare
         Train the models on these pictures, and compare what they reach.
     epochs
@@ -111,12 +108,12 @@ def bench(
     """
     check_out(json=as_json)
     if compare:
-        speed = dict(train=train, compile=compile, replay=replay, kernels=kernels, against=against, only=only)
-        speed |= dict(json=as_json, dtype=dtype, seconds=seconds is not None, fuse=not fuse)
+        speed = dict(train=train, compile=compile, replay=replay, against=against)
+        speed |= dict(json=as_json, dtype=dtype, seconds=seconds is not None, fuse=not fuse, fast=not fast)
         unused = [name for name, value in speed.items() if value]
         if unused:
-            option = unused[0].replace("fuse", "no-fuse")
-            raise WeftError(f"--{option} is for measurements of speed; leave it out with --compare.")
+            no = "no-" if unused[0] in ("fuse", "fast") else ""
+            raise WeftError(f"--{no}{unused[0]} is for measurements of speed; leave it out with --compare.")
         settings = {**settings_of(keys), "img_size": img_size, "batch": batch, "device": device}
         _compare(list(models), compare, settings, epochs, fractions, seeds, recipe, jobs, device, out)
         return
@@ -124,13 +121,8 @@ def bench(
         raise WeftError(
             "--epochs, --fractions, --seeds, --recipe, --jobs and --out are for trainings; say --compare DATA."
         )
-    if kernels:
-        _kernels(list(models), only, as_json)
-        return
-    if only:
-        raise WeftError("--only chooses among kernels; it needs --kernels.")
     if not models:
-        raise WeftError("No model given; `weft models` lists them, or measure kernels with --kernels.")
+        raise WeftError("No model given; `weft models` lists them.")
     check_positive(batch=1 if batch is None else batch, img_size=1 if img_size is None else img_size)
     seconds = 3.0 if seconds is None else seconds
     check_ratio(seconds=seconds)
@@ -152,6 +144,7 @@ def bench(
         dtype=dtype or ("bf16" if gpu else "fp32"),
         device=str(place),
         fuse=fuse,
+        fast=fast,
     )
     with progress_of("timings", quiet=False) as progress:
         rows = measuring.measure(models, against, settings, seconds, progress)
@@ -247,17 +240,3 @@ def _print(rows: "list[Row]") -> None:
         style = "red" if row.error else "bold" if row.ratio is not None else ""
         table.add_row(*(Text(text, style=style) for text in texts))
     Console().print(table)
-
-
-def _kernels(models: list[str], only: list[str], file: str) -> None:
-    if models:
-        raise WeftError(f"--kernels measures no models; leave {models[0]!r}, or choose kernels with --only.")
-    if file == "-":
-        raise WeftError("--kernels prints its progress; give --json a file.")
-
-    from weft.kernels import choose, measure
-
-    why = measure.why_not()
-    if why:
-        raise WeftError(why)
-    measure.measure_into(Path(file) if file else choose.own_table(), only)

@@ -168,6 +168,7 @@ class RunConfig:
     ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
     compile: bool = key(False, "torch.compile the training step's model")
+    fast: bool = key(True, "GPU: fused forms of the model's blocks; see weft.fast")
     replay: bool = key(
         True, "GPU: record the model's launches once and replay them; not with fsdp, sync_bn, deterministic, detection"
     )

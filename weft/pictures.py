@@ -12,9 +12,13 @@ from weft.data.read import BadPicture, decode
 from weft.data.sources import PICTURE_ENDINGS
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from weft.data.transforms import Preprocessing
 
 MANY = 500
+WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
@@ -53,6 +57,14 @@ def reading_workers(wanted: int, pictures: int) -> int:
     if wanted >= 0:
         return wanted
     return min(8, (os.cpu_count() or 1) // 2) if pictures > MANY else 0
+
+
+def fast_for_many(model: "nn.Module", device: "torch.device", pictures: int) -> None:
+    """`weft.fast(model)` on a GPU that is to see so many pictures that it pays."""
+    if pictures >= WORTH_COMPILING:
+        from weft.fast.swap import fast_on
+
+        fast_on(model, device)
 
 
 def _find(pictures: Any) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ from weft.data.transforms import Preprocessing
 from weft.engine.device import pick_device, pick_precision
 from weft.errors import WeftError, check_choice, check_positive
 from weft.models.folder import open_model
-from weft.pictures import Found, Progress, reading_workers
+from weft.pictures import Found, Progress, fast_for_many, reading_workers
 from weft.predict_dense import DensePredictor
 from weft.tasks.classify import EVAL_BATCH
 
@@ -126,6 +126,7 @@ class Predictor:
         self, source: Any, indices: np.ndarray, batch: int, workers: int, progress: Progress | None
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Batches and their (B, classes) logits, on the host."""
+        fast_for_many(self.model, self.device, len(indices))
         count = 0
         pin = self.device.type == "cuda"
         workers = reading_workers(workers, len(indices))
@@ -159,6 +160,7 @@ def evaluate(
         source = in_classes(source, predictor.classes)
         collect = importlib.import_module(DENSE[task]).collect
         workers = reading_workers(workers, len(indices))
+        fast_for_many(predictor.model, predictor.device, len(indices))
         return collect(predictor.task, predictor.model, source, indices, workers=workers, progress=progress)
     truth, valid = _truth(predictor, source, indices)
     row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}

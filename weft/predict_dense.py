@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.data.loader import Batch, eval_batches
 from weft.data.transforms import Preprocessing
 from weft.errors import check_positive
-from weft.pictures import Found, Progress, reading_workers
+from weft.pictures import Found, Progress, fast_for_many, reading_workers
 from weft.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class DensePredictor:
         batch = batch or self.task.eval_batch
         check_positive(batch=batch)
         done, indices = 0, np.arange(len(found.names))
+        fast_for_many(self.model, self.device, len(indices))
         workers, pin = reading_workers(workers, len(indices)), self.device.type == "cuda"
         for read in eval_batches(found, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
             rows = {index: self._nothing(found.names[index], why) for index, why in read.bad}

@@ -27,8 +27,8 @@ from weft.engine.optim import learning_rate, stretched
 from weft.engine.parts import Parts, is_finite, is_out_of_memory, named_tensors, step_seed, too_many_bad
 from weft.engine.state import Progress, gather_tensors, restore, whole, write_state
 from weft.errors import WeftError
+from weft.fast.replay import Replayed, replay
 from weft.files import write_tensors
-from weft.models.replay import Replayed, replay
 from weft.tasks.task import cut
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host

@@ -49,6 +49,7 @@ from weft.engine.state import (
     read_header,
 )
 from weft.errors import WeftError, check_writable
+from weft.fast.swap import fast_on
 from weft.files import write_text
 from weft.predict import evaluate, load
 from weft.report import write_report
@@ -60,7 +61,7 @@ from weft.training import Run
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
-    *("run.compile", "run.replay", "run.tensorboard", "run.deterministic", "optim."),
+    *("run.compile", "run.fast", "run.replay", "run.tensorboard", "run.deterministic", "optim."),
     *("data.workers", "data.bad_files", "data.leaks"),
 )
 
@@ -378,11 +379,15 @@ class Sitting:
         model = model.to(world.device)
         if config.run.channels_last:
             model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if config.run.fast:
+            fast_on(model, world.device)
         if world.size > 1:
             broadcast(model)
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
             shard(model, world)
+            if config.run.fast:
+                fast_on(model, world.device)  # blocks have changed their class
         plan = self.make_plan()
         total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
         parts = Parts(

@@ -1,0 +1,120 @@
+"""Models that compile all their kernels at their first call, on all cores, before anything waits for one of them.
+
+A kernel takes a second to compile, and a model has dozens. Met one by one they would take a minute; Triton keeps them
+on disk for the next time.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+
+from weft.fast.swap import Fused, fused, is_plain
+from weft.kernels.ahead import compile_ahead
+from weft.kernels.switch import amp_dtype, usable
+from weft.models.ce_hosts import CESwin
+from weft.models.ceit import CeiT
+from weft.models.cetnet import CETNet
+from weft.models.cvt import CvT
+from weft.models.vitae import ViTAE
+from weft.models.vt_resnet import VTResNet
+
+MOST = 16  # kinds of pictures; whoever has more gets kernels as they are met
+
+
+class Rehearsed(Fused):
+    """A model whose first call with a kind of pictures is rehearsed, forward and, in training, backward."""
+
+    def remember(self) -> None:
+        """Nothing inside is passed by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        forward = super(Fused, self).forward  # pyright: ignore[reportAttributeAccessIssue]
+        self.rehearse(forward, x)
+        return forward(x)
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward_intermediates  # pyright: ignore[reportAttributeAccessIssue]
+        self.rehearse(lambda x: forward(x, *args, **kwargs), x)
+        return forward(x, *args, **kwargs)
+
+    def rehearse(self, forward: Any, x: Tensor) -> None:
+        if torch.compiler.is_compiling() or not (is_plain(x) and x.is_cuda and usable(x)):
+            return
+        from weft.kernels.gpu.launch import rehearsing  # imports Triton
+
+        model: Any = self
+        kind = (x.shape, x.dtype, x.device, amp_dtype(x), torch.is_grad_enabled(), model.training)
+        known: set[Any] = self.__dict__.setdefault("_rehearsed", set())
+        if kind in known or len(known) >= MOST or rehearsing.get() is not None:
+            return
+        if torch.cuda.is_current_stream_capturing() or is_watched(model):
+            return
+        known.add(kind)
+        compile_ahead(lambda: _pass(model, forward, torch.empty_like(x)))
+
+
+def _pass(model: Any, forward: Any, x: Tensor) -> None:
+    """What a call would launch, and its backward pass; all that it changes is put back."""
+    before = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    devices = [x.device] if x.is_cuda else []
+    try:
+        with torch.random.fork_rng(devices=devices), contextlib.suppress(RuntimeError, ValueError):
+            found = forward(x)
+            outputs = [y for y in _tensors(found) if y.requires_grad]
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            if outputs and parameters:
+                torch.autograd.grad(outputs, parameters, [torch.empty_like(y) for y in outputs], allow_unused=True)
+    finally:
+        for buffer, version, value in before:
+            if buffer._version != version:
+                buffer.data.copy_(value)  # which graphs that wait for their backward pass do not notice
+
+
+def is_watched(model: Any) -> bool:
+    """Whether somebody would see a rehearsal: by hooks, or in another process."""
+    if module_hooks._has_any_global_hook() or any(p._backward_hooks for p in model.parameters()):
+        return True
+    return any(
+        isinstance(module, nn.SyncBatchNorm)
+        or any(getattr(module, f"_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+        for module in model.modules()
+    )
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    return [y for part in found for y in _tensors(part)] if isinstance(found, list | tuple) else []
+
+
+@fused(CeiT)
+class FusedCeiT(Rehearsed, CeiT):
+    pass
+
+
+@fused(CESwin)
+class FusedCESwin(Rehearsed, CESwin):
+    pass
+
+
+@fused(CETNet)
+class FusedCETNet(Rehearsed, CETNet):
+    pass
+
+
+@fused(CvT)
+class FusedCvT(Rehearsed, CvT):
+    pass
+
+
+@fused(ViTAE)
+class FusedViTAE(Rehearsed, ViTAE):
+    pass
+
+
+@fused(VTResNet)
+class FusedVTResNet(Rehearsed, VTResNet):
+    pass
