@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.fast.tape import one_step
+from weft.kernels.op import Operation
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # |kernel - twin| <= tolerance * largest |twin|: a few roundings of the type
@@ -15,6 +18,11 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def by(operation: Operation, *rest: Any) -> Callable[..., Any]:
+    """`operation(*tensors, *rest)` as a function of the tensors, of which some may be None; its gradient by a tape."""
+    return lambda *tensors: one_step(lambda t, *values: t(operation, *values, *rest), *tensors)
 
 
 def as_list(values: Any) -> list[Tensor]:

@@ -1,6 +1,8 @@
 """Kernels compiled before they are needed: all that a pass launches, none of them launched, nothing else changed."""
 
+import os
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -64,7 +66,7 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
 
         @staticmethod
         def backward(ctx, grad):
-            seen.append((_async_compile.active_mode.get(), launch.rehearsing.get()))
+            seen.append((_async_compile.active_mode.get() is not None, launch.rehearsing.get() is not None))
             # A GPU's gradients have a thread of their own otherwise, which knows of neither.
             assert not torch._C._is_multithreading_enabled()
             return 2 * grad
@@ -76,9 +78,70 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
     assert torch._C._is_multithreading_enabled()
 
 
+class Compiled:
+    """A kernel that asks Triton's mode to compile it, as Triton's own do, and leaves a file, as in Triton's cache."""
+
+    src = metadata = None
+
+    def __init__(self, folder, fails=()):
+        self.folder, self.fails, self.kernels = folder, fails, {}
+
+    def warmup(self, number, grid):
+        from triton.runtime import _async_compile
+
+        def compile():
+            if number in self.fails:
+                os._exit(1) if os.getpid() != PARENT else 1 / 0
+            with (self.folder / f"{number}").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return self
+
+        mode, finalize = _async_compile.active_mode.get(), lambda kernel: self.kernels.update({number: kernel})
+        mode.submit(number, compile, finalize, *[lambda future: None][: mode.submit.__code__.co_argcount - 4])
+
+
+PARENT = os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_is_compiled_once_by_others_then_found(workers, with_gpu, tmp_path):
+    kernel = Compiled(tmp_path)
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i % 20) for i in range(40)], workers)
+    assert kernel.kernels.keys() == set(range(20))
+    for number in range(20):
+        *others, last = map(int, (tmp_path / f"{number}").read_text().split())
+        assert last == PARENT
+        assert len(others) == (workers > 1)
+        assert PARENT not in others
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nobody is left behind
+
+
+def test_what_cannot_be_compiled_is_left_to_the_launch(with_gpu, tmp_path):
+    """Neither an error nor a crash of the compiler keeps the others from being compiled."""
+    kernel = Compiled(tmp_path, fails=(3, 7))
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i) for i in range(20)], 4)
+    assert kernel.kernels.keys() == set(range(20)) - {3, 7}
+
+
+def test_without_fork_there_are_threads(with_gpu, tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    kernel = Compiled(tmp_path)
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i) for i in range(5)], 3)
+    assert kernel.kernels.keys() == set(range(5))
+
+
+def test_who_hangs_is_ended():
+    begun = time.monotonic()
+    ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, patience=0.3)
+    assert time.monotonic() - begun < 30
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
 def test_failed_rehearsal_ends_rehearsing(with_gpu):
     with pytest.raises(ZeroDivisionError):
-        ahead.compile_ahead(lambda: 1 / 0)
+        ahead.compile_ahead(lambda: launch.launch(Compiled(None), (1,), 1) or 1 / 0)
     kernel = Kernel()
     launch.launch(kernel, (1,), 1)
     assert kernel.launched == [1]

@@ -1,6 +1,5 @@
 """Attention that is read against what the layers do with it: weights times values are their answers."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -15,10 +14,7 @@ import weft
 from tests.conftest import randomise
 from tests.variants import SWITCHES
 from weft.analysis import LayerAttention, attention_layers, attention_of, left_out, record_attention, rollout
-from weft.analysis.attention_readers import taps_of
 from weft.errors import WeftError
-from weft.kernels import linear, op, switch
-from weft.kernels.watch import bare
 from weft.models import ceit, cetnet, cswin, cvt, pvt, vt
 from weft.models.performer import SoftmaxAttention
 
@@ -143,13 +139,6 @@ def test_weights_times_values_are_the_answers_of_timms_swin(name):
             torch.testing.assert_close(found, block._attn(x).flatten(1, 2), rtol=1e-9, atol=1e-11)
 
 
-@pytest.fixture
-def gpu_paths(monkeypatch):
-    """The paths of a GPU, on the CPU, where twins stand for the kernels."""
-    monkeypatch.setattr(switch, "_usable", lambda x: switch._on)
-    monkeypatch.setattr(op, "interpreted", lambda: False)
-
-
 def check_unchanged(model: nn.Module, pictures: Tensor) -> None:
     hooks = [len(module._forward_hooks) for module in model.modules()]
     with torch.inference_mode():
@@ -166,28 +155,6 @@ def test_answers_stay_the_same_to_the_last_bit(name):
     model, pictures = make(name)
     check_unchanged(model, pictures)
     check_unchanged(weft.fuse(model), pictures)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_answers_stay_the_same_on_the_paths_of_a_gpu(name, gpu_paths, monkeypatch):
-    """Which are taken as ever: no module has a hook that they read instead of calling it."""
-    read = set()
-
-    def noting(*modules, types=()):
-        read.update(modules)
-        return bare(*modules, types=types)
-
-    for module in [
-        module for key, module in sys.modules.items() if key.startswith("weft.") and hasattr(module, "bare")
-    ]:
-        if module is not linear:  # in inference it calls the layers, whoever watches
-            monkeypatch.setattr(module, "bare", noting)
-    plain, pictures = make(name)
-    for model in (plain, weft.fuse(plain)):
-        read.clear()
-        check_unchanged(model, pictures)
-        assert read
-        assert not read & {module for tap in taps_of(model)[0] for module in tap.watched}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

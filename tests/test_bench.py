@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,21 +9,15 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from docs import performance  # puts benchmarks/ on the path
+import docs.performance  # noqa: F401  puts benchmarks/ on the path
 from tests.small_runs import refused
 from weft import bench, compiling
 from weft.errors import WeftError
-from weft.kernels import choose, measure, switch
-from weft.kernels.activation import activation_forward, plain_activation
-from weft.kernels.case import Case, all_cases
-from weft.kernels.compare import relative_errors
+from weft.kernels import launches, op, switch
 from weft.kernels.op import define
 
-import gpu_models  # isort: skip
-from curves import compare  # isort: skip
-import speed_table  # isort: skip
+import kernels  # isort: skip
 
-CPU = torch.device("cpu")
 QUICK = ["--img-size", "32", "--batch", "1", "--seconds", "0.001", "--device", "cpu"]
 
 
@@ -96,7 +89,7 @@ def test_command(command, tmp_path):
     code, out, err = command("bench", "cvt_nano", "--against", "test_resnet", *QUICK, "--json", tmp_path / "b.json")
     assert code == 0, err
     title, header, ours, peer, wrote = out.splitlines()
-    assert title.startswith("inference, Weft's models fused, eager, batch 1, 32 pixels, fp32; ")
+    assert title.startswith("inference, Weft's models fused, eager, no kernels on a CPU, batch 1, 32 pixels, fp32; ")
     assert header.split()[:2] == ["model", "pictures/s"]
     assert ours.startswith("cvt_nano ")
     assert ours.endswith("x  test_resnet")
@@ -109,13 +102,13 @@ def test_command(command, tmp_path):
         train=False,
         compile=False,
         replay=False,
-        wrap=False,
         batch=1,
         channels=3,
         img_size=32,
         dtype="fp32",
         device="cpu",
         fuse=True,
+        fast=True,
         kernels=True,
         seconds=0.001,
     )
@@ -133,6 +126,26 @@ def test_command_trains_and_prints_json(command):
     assert found["settings"]["train"]
     assert not found["settings"]["fuse"]
     assert [row["model"] for row in found["rows"]] == ["cvt_nano"]
+
+
+@pytest.mark.parametrize(
+    ("options", "form", "says"),
+    [
+        ({}, "FusedClassTokenCvT", "inference, Weft's models fused, "),
+        ({"fuse": False}, "FusedCvT", "inference, Weft's models fast, "),
+        ({"train": True}, "FusedCvT", "training step, Weft's models fast, "),
+        ({"fast": False}, "CvT", "inference, Weft's models plain, "),
+        ({"fast": False, "train": True}, "CvT", "training step, Weft's models plain, "),
+    ],
+)
+def test_models_are_fast_unless_plain_ones_are_wanted(options, form, says):
+    settings = bench.Settings(img_size=32, **options)
+    model = bench.make_model("cvt_nano", settings)
+    folded = not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    assert type(model).__name__ == form
+    assert folded == (not options)
+    assert bench.title(bench.as_json([], settings, 1.0)).startswith(says)
+    assert type(bench.make_model("test_resnet", settings)).__name__ == "ResNet"
 
 
 def test_one_model_that_does_not_fit(command, monkeypatch):
@@ -158,9 +171,7 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         (["cvt_nano", "--against", "restnet18"], ["'restnet18'", "'resnet18'"]),
         (["hf:cvt-14"], ["hf:cvt-14", "hf:cvt-13, hf:cvt-21"]),
         (["cvt_nano", "--against", "resnet18", "resnet34"], ["2 peers for 1 models"]),
-        ([], ["weft models", "--kernels"]),
-        (["cvt_nano", "--only", "depthwise"], ["--kernels"]),
-        (["--only", "depthwise"], ["--only", "--kernels"]),
+        ([], ["weft models"]),
         (["cvt_nano", "--device", "mps"], ["--device 'mps'", "cuda:N"]),
         (["cvt_nano", "--device", "nowhere"], ["--device 'nowhere'"]),
         (["cvt_nano", "--dtype", "fp16", "--device", "cpu"], ["fp16", "GPU"]),
@@ -170,17 +181,10 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         (["cvt_nano", "--seconds", "inf"], ["seconds"]),
         (["cvt_nano", "--batch", "0"], ["batch"]),
         (["cvt_nano", "--json", "no/such/folder/f.json"], ["--json"]),
-        (["cvt_nano", "--kernels"], ["cvt_nano", "--only"]),
-        (["--kernels", "--json", "-"], ["file"]),
     ],
 )
 def test_mistakes(command, args, words):
     refused(command("bench", *args), *words)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_kernels_need_a_gpu(command):
-    refused(command("bench", "--kernels"), "GPU")
 
 
 def test_missing_transformers(command, monkeypatch):
@@ -190,125 +194,36 @@ def test_missing_transformers(command, monkeypatch):
 
 # Kernels ----------------------------------------------------------------------------------------------------------
 
-SPEEDS = {"slow": 4e-6, "fast": 1e-6, "wrong": 1e-7, "broken": 1e-7, "unlaunchable": 1e-7}
+SPEEDS = {"slow": 4e-6, "fast": 1e-6, "wrong": 1e-7, "nothing": 1e-7}
 
 
-def _kernel(x: torch.Tensor) -> torch.Tensor:
-    how = choose.launch_parameters("fake", x.device, {"how": "slow"}, size=x.numel())["how"]
-    if how == "broken":
-        raise RuntimeError("out of resource: shared memory")
-    return activation_forward(x, "silu" if how == "wrong" else "gelu")
-
-
-def fake_case() -> Case:
-    return Case(
-        operation="fake",
-        shape={"size": 64},
-        inputs=lambda device: (torch.randn(64, device=device).bfloat16(),),
-        kernel=_kernel,
-        plain=lambda x: plain_activation(x, "gelu"),
-        bytes=256,
-        candidates=[{"how": how} for how in SPEEDS],
-    )
-
-
-def _clock(call: Any, sets: list[tuple[Any, ...]]) -> float:
-    how = choose.launch_parameters("clock", CPU, {"how": "twin"})["how"]
-    if how == "unlaunchable":
-        raise RuntimeError("too many threads")
-    call(*sets[0])
-    return SPEEDS.get(how, 8e-6)
-
-
-def test_the_fastest_right_candidate_is_chosen():
-    case = fake_case()
-    outcomes: list[Any] = []
-    for launch in case.candidates:
-        try:
-            outcomes.append(relative_errors(case, dict(launch), CPU))
-        except RuntimeError as error:
-            outcomes.append(str(error))
-    finding = measure.measure_case(case, outcomes, measure.Rates(copy=1e9, matrix=1e12), CPU, _clock)
-    assert finding.launch == {"how": "fast"}
-    assert finding.gain == pytest.approx(8)
-    assert finding.floor == pytest.approx(256e-9)
-    notes = "\n".join(finding.notes)
-    assert "how=wrong: wrong: output 0 by" in notes
-    assert "how=broken: out of resource" in notes
-    assert "how=unlaunchable: fails: RuntimeError" in notes
-    assert "too many threads" in notes
-    assert "26%" in next(measure.lines(finding))
-    assert (finding.row() or {})["gain"] == 8
-
-
-def test_no_kernel_is_right():
-    """One that is wrong is kept from being used; of those that nobody compared nothing is written."""
-
-    def found(outcomes: list[Any]) -> measure.Finding:
-        return measure.measure_case(fake_case(), outcomes, measure.Rates(1e9, 1e12), CPU, _clock)
-
-    wrong = found([[1.0], *["was not compared: no time left"] * 4]).row()
-    assert wrong is not None
-    assert (wrong["gain"], wrong["launch"]) == (0, {})
-    unknown = found(["died"] * 5)
-    assert unknown.row() is None
-    assert unknown.notes == ["how=slow and 4 more: died"]
-    right_but_untimed = found([*["died"] * 4, [0.0]])
-    assert right_but_untimed.row() is None
-
-
-def test_what_nobody_compared_is_reported_and_not_written(tables, monkeypatch, capsys):
-    monkeypatch.setattr(measure, "measure", lambda *args, **kwargs: iter([measure.Finding(fake_case(), 1e-6)]))
-    measure.measure_into(tables[0])
-    assert not tables[0].exists()
-    assert "Nothing was found out about 1" in capsys.readouterr().out
-
-
-def test_kernels_are_chosen_by_names_that_exist():
-    with pytest.raises(WeftError, match=r"'nope'.*depthwise"):
-        next(measure.measure(["nope"], CPU))
-
-
-def test_wrong_values_and_shapes_are_seen():
-    case = fake_case()
-
-    def with_kernel(kernel: Any) -> Case:
-        return Case("fake", case.shape, case.inputs, kernel, case.plain, 1)
-
-    (error,) = relative_errors(with_kernel(lambda x: plain_activation(x, "gelu") * torch.nan), {}, CPU)
-    assert error != error
-
-    def one_wrong_value(x: torch.Tensor) -> torch.Tensor:
-        y = plain_activation(x, "gelu")
-        y[3] += y.abs().max()
+def test_the_fastest_right_candidate_is_chosen(monkeypatch):
+    def run(x: torch.Tensor) -> torch.Tensor:
+        how = launches._forced.get("how")
+        y = torch.relu(x)
+        y[3] += {"wrong": 9.0, "nothing": torch.nan}.get(how or "", 0.0)  # an edge that drowns in a mean
         return y
 
-    assert relative_errors(with_kernel(one_wrong_value), {}, CPU)[0] > 0.9
-    with pytest.raises(ValueError, match="where the twin gives"):
-        relative_errors(with_kernel(lambda x: (x, x)), {}, CPU)
+    operation = define("fake", torch.relu, "none.such")
+    operation.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(kernels, "time_call", lambda call: SPEEDS.get(launches._forced.get("how", ""), 8e-6))
+    case = kernels.Case("64", operation, lambda: (torch.randn(64),), [{"how": how} for how in SPEEDS])
+    row = kernels.measure(case, kernels.Rates(copy=1e9, matrix=1e12))
+    assert (row["launch"], row["best"], row["twin"]) == ({"how": "fast"}, 1e-6, 8e-6)
+    assert row["floor"] == pytest.approx(512e-9)
+    assert [line.split(":")[0] for line in row["wrong"]] == ["how=wrong", "how=nothing"]
 
 
-def test_every_kernel_offers_sound_cases():
-    cases, problems = all_cases()
-    assert problems == []
-    for case in cases:
-        assert case.bytes > 0
-        assert case.candidates
-        assert json.loads(json.dumps([case.shape, *case.candidates])) == [case.shape, *case.candidates]
-
-
-def test_shipped_rows_are_read():
-    """A row with other keys than the launcher asks with would never match, and a parameter it lacks do nothing."""
-    shapes: dict[str, list[set[str]]] = {}
-    launches: dict[str, set[str]] = {}
-    for case in all_cases()[0]:
-        shapes.setdefault(case.operation, []).append({*case.shape})
-        launches.setdefault(case.operation, set()).update(*case.candidates)
-    for operations in json.loads(choose.MEASURED.read_text()).values():
-        for operation, rows in operations.items():
-            for row in rows:
-                assert {*row["shape"]} in shapes.get(operation, []), (operation, row)
-                assert {*row["launch"]} <= launches[operation], (operation, row)
+def test_cases_of_kernels(monkeypatch):
+    """Their twins take them; the CPU has no other."""
+    for name, value in dict(DEVICE="cpu", TRAIN=1, INFER=1).items():
+        monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(op, "has_triton", lambda: False)
+    found = list(kernels.cases())
+    for case in found:
+        assert kernels.tensors_in(case.operation.run(*case.inputs())), case
+    parameters = {key for default, *_ in launches.TABLE.values() for key in default}
+    assert {key for case in found for launch in case.candidates for key in launch} <= parameters
 
 
 @pytest.mark.parametrize(
@@ -318,12 +233,6 @@ def test_versions_of_triton(monkeypatch, version, enough):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
     monkeypatch.setattr(switch.importlib.util, "find_spec", lambda name: object())
     assert switch.has_triton.__wrapped__() is enough
-
-
-def test_too_old_a_triton(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(measure, "has_triton", lambda: False)
-    assert ".".join(map(str, switch.OLDEST_TRITON)) in measure.why_not()
 
 
 def test_word_of_the_environment():
@@ -352,239 +261,3 @@ def test_torch_is_mended_where_it_has_the_fault(monkeypatch):
     compiling.compile_model(torch.nn.Identity())
     assert seen
     CantSplit()  # pyright: ignore[reportCallIssue]
-
-
-# The table --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tables(tmp_path, monkeypatch):
-    """Paths of this machine's table and of Weft's own, both still missing."""
-    own, measured = tmp_path / "own" / "kernels.json", tmp_path / "measured.json"
-    monkeypatch.setattr(choose, "own_table", lambda: own)
-    monkeypatch.setattr(choose, "MEASURED", measured)
-    choose.forget()
-    yield own, measured
-    choose.forget()
-
-
-def parameters(**shape: Any) -> dict[str, Any]:
-    return choose.launch_parameters("op", CPU, {"block": 1, "warps": 4}, **shape)
-
-
-def test_nearest_row(tables):
-    name = choose.gpu_name(CPU)
-    assert parameters(rows=10, kind="a") == {"block": 1, "warps": 4}
-    for rows, block in ((10, 16), (1000, 64)):
-        row = {"shape": {"rows": rows, "kind": "a"}, "launch": {"block": block}, "gain": 2.0}
-        choose.write_row(tables[1], name, "op", row)
-    assert parameters(rows=20, kind="a") == {"block": 16, "warps": 4}
-    assert parameters(rows=500, kind="a")["block"] == 64
-    assert parameters(rows=20, kind="b")["block"] == 1  # words must be equal
-    assert parameters(rows=20)["block"] == 1
-
-
-def test_the_twin_where_it_was_faster(tables):
-    row = {"shape": {"rows": 10}, "launch": {"block": 16}, "gain": 0.9}
-    choose.write_row(tables[1], choose.gpu_name(CPU), "op", row)
-    with pytest.raises(choose.TwinIsFaster):
-        parameters(rows=12)
-    with choose.forced({"block": 2}):
-        assert parameters(rows=12)["block"] == 2
-
-    def loses(x: torch.Tensor) -> torch.Tensor:
-        parameters(rows=12)
-        return x + 1
-
-    slow = define("slow_kernel(Tensor x) -> Tensor", lambda x: x + 2, loses, torch.empty_like)
-    assert slow(torch.zeros(1)).item() == 2
-
-
-def test_own_measurements_come_first(tables):
-    row = {"shape": {"rows": 10}, "launch": {"block": 16}, "gain": 2.0}
-    choose.write_row(tables[1], choose.gpu_name(CPU), "op", row)
-    choose.write_row(tables[0], choose.gpu_name(CPU), "op", {**row, "launch": {"block": 32}})
-    assert parameters(rows=10)["block"] == 32
-    choose.write_row(tables[0], choose.gpu_name(CPU), "op", {**row, "launch": {"block": 64}})  # replaces its row
-    assert parameters(rows=10)["block"] == 64
-    assert len(json.loads(tables[0].read_text())[choose.gpu_name(CPU)]["op"]) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"interpreter": {"op": [{"shape": {"rows": 10}}]}}', '{"interpreter": 3}']
-)
-def test_broken_table(tables, text):
-    tables[1].write_text(text)
-    assert parameters(rows=10) == {"block": 1, "warps": 4}
-
-
-def test_forced(tables):
-    with choose.forced({"block": 8}):
-        assert parameters(rows=10) == {"block": 8, "warps": 4}
-        with choose.forced({"warps": 2}):
-            assert parameters(rows=10) == {"block": 1, "warps": 2}
-        assert parameters(rows=10)["block"] == 8
-    assert parameters(rows=10)["block"] == 1
-
-
-# benchmarks/gpu_models.py and its page ----------------------------------------------------------------------------
-
-
-class InPlace(gpu_models.Desk):
-    """A desk in this process."""
-
-    def ask(self, method: str, *args: Any) -> Any:
-        return getattr(self, method)(*args)
-
-    def end(self) -> None:
-        pass
-
-
-PLAN = gpu_models.Plan(
-    pairs=(
-        speed_table.Pair("vt_resnet_nano", "test_resnet", 1e-9, None, 1e9),
-        speed_table.Pair("test_vit", speed_table.PUBLISHED, None, None, 2.5),
-    ),
-    device="cpu",
-    dtype="fp32",
-    img_size=32,
-    batch=2,
-    train_batch=2,
-    seconds=0.001,
-    rounds=1,
-    growing=("vt_resnet_nano",),
-    grow_batches=(1, 2),
-    grow_sizes=(32, 48),
-    grow_batch=1,
-)
-
-
-def test_gpu_models(tmp_path, monkeypatch, capsys):
-    path, opened = tmp_path / "results.json", []
-
-    def desks(names: Any, plan: Any) -> Any:
-        opened.append(names)
-        return {name: InPlace(next(pair for pair in PLAN.pairs if pair.ours == name[0]), plan) for name in names}
-
-    gpu_models.run(PLAN, ["eager", "replayed"], path, desks)
-    gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)
-    gpu_models.run(PLAN, ["eager", "train", "growth"], path, desks)  # has nothing left to do
-    inference, training = ([(pair.ours, train) for pair in reversed(PLAN.pairs)] for train in (False, True))
-    assert opened == [inference, [training[0], inference[1], training[1]], []]
-    results = speed_table.load(path)
-    assert [(row["part"], row["model"]) for row in results["rows"]] == [
-        (part, model)
-        for part in ("eager", "replayed", "train")
-        for model in ("vt_resnet_nano", "test_resnet", "test_vit")
-    ]
-    grown = [(row["model"], row["batch"], row["img_size"]) for row in results["growth"]]
-    assert grown[::2] == [("vt_resnet_nano", 1, 32), ("vt_resnet_nano", 2, 32), ("vt_resnet_nano", 1, 48)]
-
-    results["rates"] = {"copy": 1e12, "matrix": 1e15}
-    losses = {"plain": [2.0, 1.0], "kernels": [2.0, 1.004], "float32": [2.006, 1.0]}
-    results["curves"] = {"cvt_nano": compare(losses)}
-    path.write_text(json.dumps(results))
-    gpu_models.add_floors(path, PLAN)
-    results = speed_table.load(path)
-    lines = list(speed_table.table(results, PLAN.pairs))
-    assert [(line.part, line.pair.ours) for line in lines[:2]] == [("eager", "vt_resnet_nano"), ("eager", "test_vit")]
-    assert lines[0].goal == 1e-9
-    assert lines[0].ratio
-    assert lines[0].floor
-    assert lines[0].floor < lines[0].milliseconds
-    assert lines[1].ratio is None
-    assert lines[2].part == "replayed"
-    assert lines[4].goal == 1e9
-    assert "0.00 met" in speed_table.cells(lines[0])
-
-    monkeypatch.setattr(performance, "table", lambda results: speed_table.table(results, PLAN.pairs))
-    page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), results)
-    assert "| `vt_resnet_nano` | `test_resnet` |" in page
-    assert "| `cvt_nano` | 0.002 | 0.003 | 0.002 | 0.003 |" in page
-    assert performance.fill(page, results) == page
-
-    pytest.importorskip("matplotlib")
-    import plot_speed
-
-    (tmp_path / "pictures").mkdir()
-    monkeypatch.setattr(plot_speed, "STYLE", {"savefig.dpi": 30})  # the layout takes seconds
-    monkeypatch.setattr(plot_speed, "table", lambda results: speed_table.table(results, PLAN.pairs))
-    monkeypatch.setattr(sys, "argv", ["plot_speed.py", str(path), "--out", str(tmp_path / "pictures")])
-    plot_speed.main()
-    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"speed.png", "speed-growth.png", "speed-curves.png"}
-
-
-def test_page_is_that_of_the_newest_results():
-    page = performance.PAGE.read_text(encoding="utf-8")
-    assert page == performance.fill(page, speed_table.load(speed_table.newest()))
-    for name in performance.TABLES:
-        assert f"<!-- {name} -->\n\n<!-- end -->" not in page
-        assert f"<!-- {name} -->\n<!-- end -->" not in page
-
-
-def test_page_without_results():
-    page = performance.fill(performance.PAGE.read_text(encoding="utf-8"), {**bench.facts(), "rows": []})
-    assert page.count("Not measured yet.") == 2
-    assert "Not measured: inference, eager; " in page
-
-
-@pytest.mark.parametrize(
-    ("args", "words"), [(["--models", "cvt_14"], "'cvt_14'"), (["--floors", "--out", "none.json"], "no results")]
-)
-def test_gpu_models_mistakes(monkeypatch, capsys, tmp_path, args, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpu_models.py", *args])
-    with pytest.raises(SystemExit) as stop:
-        gpu_models.main()
-    assert stop.value.code == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_models_need_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_models.py"])
-    with pytest.raises(SystemExit):
-        gpu_models.main()
-    assert "needs an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_floor_of_a_convolution_by_hand():
-    """3x3, 4 channels to 8 on 5x5 pictures: input, weight and output once; a backward pass is two of the same."""
-    from floors import Kernels, floor
-
-    layer = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False, device="meta")
-    x = torch.empty(2, 4, 5, 5, device="meta", requires_grad=True)
-    with Kernels(size=2) as counter:
-        layer(x).sum().backward()
-    forward, backward = counter.found
-    values = 2 * 4 * 25 + 8 * 4 * 9 + 2 * 8 * 25
-    assert (forward.bytes, forward.flops) == (2 * values, 2 * (2 * 8 * 25) * 36)
-    assert (backward.bytes, backward.flops) == (2 * (values + 2 * 4 * 25 + 8 * 4 * 9), 2 * forward.flops)
-    assert floor([forward], copy=1.0, matrix=1e9) == forward.bytes
-    assert floor([forward], copy=1e9, matrix=1.0) == forward.flops
-
-
-def test_curves_are_compared():
-    from curves import RUNS, losses
-
-    found = compare({run: losses("cvt_nano", run, "cpu", 2, 2, 32) for run in RUNS})
-    assert {len(values) for values in found["losses"].values()} == {2}
-    assert found["apart"]["kernels"] == {"first": 0, "all": 0}  # on a CPU there are none
-    assert 0 < found["apart"]["float32"]["all"] < 0.1
-
-
-def test_curves_apart():
-    plain, off = [1.0] * 50, [0.01] * 25 + [0.1] * 25
-    found = compare({"plain": plain, "kernels": [a - b for a, b in zip(plain, off, strict=True)], "float32": plain})
-    assert found["apart"]["kernels"] == pytest.approx({"first": 0.01, "all": 0.055})
-    assert found["apart"]["float32"] == {"first": 0, "all": 0}
-
-
-def test_goals_are_those_of_known_models():
-    names = {name for pair in speed_table.PAIRS for name in pair.names}
-    bench.check_names([name for name in names if name not in bench.HUGGING_FACE])
-    assert names >= {*bench.HUGGING_FACE}
-    assert {pair.ours for pair in speed_table.PAIRS if pair.peer == speed_table.PUBLISHED} == {
-        *speed_table.PUBLISHED_STEPS
-    }
-    assert Path(gpu_models.__file__).parent / "results" == speed_table.RESULTS

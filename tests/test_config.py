@@ -19,6 +19,7 @@ from weft.training import SHORT, name_settings
         ("run.epochs", "12", 12),
         ("run.compile", "true", True),
         ("run.compile", "no", False),
+        ("run.fast", "off", False),
         ("augment.scale", "[0.1, 1]", [0.1, 1.0]),
         ("augment.scale", "0.1,1", [0.1, 1.0]),
         ("data.ignore", "11", [11]),

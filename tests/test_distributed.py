@@ -169,16 +169,16 @@ def test_same_weights_as_one_process(pictures, alone, tmp_path, count):
 
 
 def test_no_picture_counts_twice_in_validation(pictures, tmp_path):
-    """Weights that stay as they are: then the metrics must be the same to the last digit."""
+    """Weights that stay as they are: then the metrics must be the same, up to rounding that depends on batches."""
     settings = dict(LAYER_NORM_ONLY, epochs=1, lr=1e-30)
     tiny_run(pictures, tmp_path / "1", **settings)
     [expected] = epochs_of(tmp_path / "1")
     for count in (2, 3):
         train(pictures, tmp_path / str(count), count, **settings)
         [row] = epochs_of(tmp_path / str(count))
-        assert {key: row[key] for key in row if key.startswith("val")} == {
-            key: expected[key] for key in expected if key.startswith("val")
-        }
+        found = {key: row[key] for key in row if key.startswith("val")}
+        wanted = {key: expected[key] for key in expected if key.startswith("val")}
+        assert found == pytest.approx(wanted, rel=1e-7)  # one picture more or less would change the third digit
 
 
 def test_kept_model_is_the_one_that_was_validated(pair):

@@ -144,6 +144,7 @@ def test_the_command(tmp_path, monkeypatch):
         (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--dtype", "bf16"], ("--dtype",)),
         (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--seconds", "3"], ("--seconds",)),
         (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--no-fuse"], ("--no-fuse",)),
+        (["cvt_nano", "ceit_nano", "--compare", "demo:fashion", "--no-fast"], ("--no-fast",)),
         (["cvt_nano", "ceit_nano", "--jobs", "2"], ("--jobs", "--compare DATA")),
         (["cvt_nano", "ceit_nano", "--epochs", "3"], ("--compare DATA",)),
         (["cvt_nano", "ceit_nanoo", "--compare", "demo:fashion"], ("ceit_nanoo",)),

@@ -12,7 +12,7 @@ from torch import nn
 import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
-from weft.models.linear_act import LinearAct
+from weft.fast.linear_act import LinearAct
 
 
 @pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)

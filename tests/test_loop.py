@@ -30,7 +30,7 @@ from weft.engine import session, state
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import Progress, locked, read_header, write_state
-from weft.models.replay import Replayed, replay
+from weft.fast.replay import Replayed, replay
 from weft.tasks.classify import Classify
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)

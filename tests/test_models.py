@@ -13,9 +13,10 @@ import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
 from weft.analysis.catalog import catalog
-from weft.kernels.residual import add_branch
-from weft.models.layers import StochasticDepth, pad_to_multiple, resize_grid
-from weft.models.performer import SoftSplit
+from weft.models.ceit import LeFF
+from weft.models.cvt import CvT
+from weft.models.layers import StochasticDepth, add_branch, pad_to_multiple, resize_grid
+from weft.models.performer import PerformerAttention, SoftSplit
 from weft.models.vitae import PRM
 
 every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
@@ -231,10 +232,10 @@ def test_drop_path_takes_map_and_class_token_together():
     drop = StochasticDepth(0.5).train()
     keep = drop(torch.ones(64, 3, 3, 2))
     assert set(keep.tolist()) == {0.0, 2.0}
-    x, cls = add_branch(torch.zeros(64, 3, 3, 2), torch.zeros(64, 1, 2), torch.ones(64, 10, 2), None, keep)
-    assert torch.equal(cls, keep.view(-1, 1, 1).expand(cls.shape))
-    assert torch.equal(x, keep.view(-1, 1, 1, 1).expand(x.shape))
-    assert drop.eval()(x) is None
+    for shape in ((64, 10, 2), (64, 3, 3, 2)):  # tokens, a map
+        total = add_branch(torch.zeros(shape), torch.ones(shape), keep)
+        assert torch.equal(total.flatten(1), keep.view(-1, 1).expand(64, total[0].numel()))
+    assert drop.eval()(total) is None
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("cvt_13", 13), ("ceit_tiny", 12), ("cetnet_tiny", 24)])
@@ -345,10 +346,19 @@ def glued(name: str, model: nn.Module, args: dict) -> int:
     if name == "cvt_nano":
         return 4 * len(model.stages[-1].blocks) + 1
     if name == "ceit_nano":  # LCA glues the class tokens of all layers
-        return (1 + (args.get("leff_kernel") == 0)) * len(model.blocks) + 1 + args.get("lca", True)
+        return (2 + (args.get("leff_kernel") == 0)) * len(model.blocks) + 1 + args.get("lca", True)
     if name == "pvt_small":
         return 2 * len(model.stages[-1].blocks) + 1
     return 2 * len(model.blocks) + 1
+
+
+def parted(model: nn.Module) -> int:
+    """How often the map is taken from beside the class token for a convolution: in every block that has both."""
+    if not model.num_prefix_tokens:
+        return 0
+    if isinstance(model, CvT):
+        return sum(block.attn.has_convs for block in model.stages[-1].blocks)
+    return sum(isinstance(m, LeFF) and m.dwconv is not None for m in model.modules())
 
 
 # Windows are copied out of the map, and tokens of VT for their transformer; these families say how often themselves.
@@ -361,17 +371,20 @@ COPYING = ("cetnet_nano", "ce_swin_tiny", "cswin_tiny", "vt_resnet_nano")
 def test_no_copy_between_attention_and_convolution(name, args):
     """On a channels-last picture the forward pass moves no data; on another one it moves the picture once.
 
-    The exceptions are what the methods ask for: gluing the class token to the map, at most once for each of q, k, v and
-    MLP, or for attention; gluing the branches of a PRM; and a soft split, which copies each pixel into its windows.
+    The exceptions are what the methods ask for: gluing the class token to the map, at most once for a block and each of
+    q, k and v or LeFF, and parting them again for a convolution; gluing the branches of a PRM, and the
+    features of a Performer to its epsilon; and a soft split, which copies each pixel into its windows.
     """
     model = randomise(timm.create_model(name, img_size=64, **args))
     picture = torch.randn(2, 3, 64, 64)
-    splits, pyramids = (sum(isinstance(m, kind) for m in model.modules()) for kind in (SoftSplit, PRM))
+    splits, glues = (
+        sum(isinstance(m, kind) for m in model.modules()) for kind in (SoftSplit, PRM | PerformerAttention)
+    )
     for layout, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
         with torch.no_grad(), Copies() as copies:
             model(layout)
-        assert len(copies.seen) == allowed + splits
-        assert copies.joins == pyramids + (glued(name, model, args) if model.num_prefix_tokens else 0)
+        assert len(copies.seen) == allowed + splits + parted(model)
+        assert copies.joins == glues + (glued(name, model, args) if model.num_prefix_tokens else 0)
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()
 

@@ -160,6 +160,21 @@ def test_any_valid_label_counts(run):
 # Predicting -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("least", "fast"), [(4, True), (5, False)])
+def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, least, fast):
+    from weft import pictures
+    from weft.fast import swap
+
+    seen = []
+    monkeypatch.setattr(pictures, "WORTH_COMPILING", least)
+    monkeypatch.setattr(swap, "fast_on", lambda model, device: seen.append((model, device.type)))
+    predictor = weft.load(run, device="cpu")
+    source = open_source("demo:fashion")
+    predictor.predict([source.open(i) for i in range(4)])
+    evaluate(predictor, source, np.arange(4))
+    assert seen == [(predictor.model, "cpu")] * 2 * fast
+
+
 def test_pictures_come_as_files_folders_patterns_images_and_arrays(run, pictures):
     predictor = weft.load(run)
     files = sorted(pictures.rglob("ä *.png"), key=lambda p: p.name)[:2]

@@ -135,6 +135,17 @@ def test_class_map_is_the_argmax_after_resizing(monkeypatch, at_once):
     torch.testing.assert_close(class_map(scores, (9, 5)), scores.argmax(0).to(torch.uint8), rtol=0, atol=0)
 
 
+def test_many_pictures_are_worth_compiling_kernels(segmenter, pictures, monkeypatch):
+    seen = []
+    monkeypatch.setattr("weft.pictures.WORTH_COMPILING", 1)
+    monkeypatch.setattr("weft.fast.swap.fast_on", lambda model, device: seen.append(model))
+    predictor = weft.load(segmenter, device="cpu")
+    predictor.predict(pictures)
+    source = source_of(pictures, "segment")
+    evaluate(predictor, source, np.arange(len(source)))
+    assert seen == [predictor.model] * 2
+
+
 def test_turned_pictures_have_upright_masks(segmenter, tmp_path):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3)).astype(np.uint8))
     exif = Image.Exif()

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import weft
+from weft.fast import replay
+from weft.fast.replay import WARM_UPS, circumstances, state, uncached, writable_copy
 from weft.kernels.switch import switched
-from weft.models import replay
-from weft.models.replay import WARM_UPS, circumstances, state, uncached, writable_copy
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
