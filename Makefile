@@ -55,10 +55,8 @@ bench-loader: pictures-given $(INSTALLED) ## reading pictures next to timm: make
 pictures-given:
 	@test -n "$(PICTURES)" || { echo "Say which pictures: make bench-loader PICTURES=folder"; exit 2; }
 
-bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and docs/performance.md from it
-	$(BIN)/python benchmarks/gpu_models.py
-	$(BIN)/python benchmarks/gpu_models.py --floors
-	$(BIN)/python benchmarks/plot_speed.py
+bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and the tables of docs/performance.md and the README from it
+	$(BIN)/python benchmarks/gpu_speed.py --train --infer --first
 	$(BIN)/python -m docs.performance
 
 clean: ## remove what the other targets made

@@ -1,24 +1,34 @@
-"""Writes the tables of docs/performance.md from the newest measurements: `python -m docs.performance`.
+"""Writes the tables of docs/performance.md, and that of README.md, from the newest measurements of a GPU.
 
-Text between `<!-- NAME -->` and `<!-- end -->` is replaced, all else stays as it was written.
+`python -m docs.performance` replaces what is between `<!-- NAME -->` and `<!-- end -->`; all else stays as it is.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from speed_table import PUBLISHED, WORDS, Line, newest, table  # noqa: E402
+from gpu_speed import PEERS, PUBLISHED, find, newest, ratio  # noqa: E402
 
-from weft.kernels.case import all_cases  # noqa: E402
-from weft.kernels.choose import MEASURED  # noqa: E402
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+SPEED, NONE = "pictures_per_second", "–"
+NAMES = {
+    "peer": "peer",
+    "plain": "plain",
+    "fast": "`weft.fast`",
+    "fuse": "`weft.fuse`",
+    "replay": "`weft train`",
+}
+README = ("ceit_small", "cvt_13", "cetnet_tiny", "vitae_small", "vt_resnet50")
+SMALL = ("ceit_tiny", "ceit_small", "cvt_13", "cetnet_tiny", "vitae_tiny", "vitae_small", "vt_resnet18")
 
-PAGE = ROOT / "docs" / "performance.md"
+Results = dict[str, Any]
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
@@ -28,171 +38,142 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def where(results: dict[str, Any]) -> Iterator[str]:
+def text(value: float | None, form: str = ".2f") -> str:
+    return NONE if value is None else format(value, form)
+
+
+def where(results: Results) -> Iterator[str]:
     versions, machine = results["versions"], results["machine"]
-    packages = ", ".join(
-        f"{name} {versions[name]}" for name in ("torch", "triton", "timm", "transformers") if name in versions
-    )
-    rates = results.get("rates", {})
-    ceilings = (
-        f"; memory {rates['copy'] / 1e12:.2f} TB/s, matrix products {rates['matrix'] / 1e12:.0f} TFLOP/s"
-        if rates
-        else ""
-    )
-    cpu = f" on a machine with {machine['cores']} cores of an {machine['cpu']}" if machine["gpu"] else ""
-    yield f"{machine['gpu'] or machine['cpu']}{cpu}; {packages}, {results['date']}{ceilings}."
-    measured = {line.part for line in table(results)}
-    if missing := [words for part, words in WORDS.items() if part not in measured]:
-        yield ""
-        yield f"Not measured: {'; '.join(missing)}."
+    packages = [f"{name} {versions[name]}" for name in ("torch", "triton", "timm", "transformers") if name in versions]
+    cpu = f"on a machine with {machine['cores']} cores of an {machine['cpu']}"
+    yield f"{machine['gpu']} {cpu}; {', '.join(packages)}, {results['date']}."
 
 
-def by_pair(results: dict[str, Any]) -> dict[Any, dict[str, Line]]:
-    found: dict[Any, dict[str, Line]] = {}
-    for line in table(results):
-        found.setdefault(line.pair, {})[line.part] = line
-    return found
+def table(
+    results: Results,
+    kind: str,
+    columns: Iterable[str],
+    ratios: Iterable[tuple[str, str]] = (),
+    value: str = SPEED,
+    form: str = ",.0f",
+    models: Iterable[str] = PEERS,
+    **names: str,
+) -> Iterator[str]:
+    """A line for each model that was measured: its numbers, then how many times as fast."""
+    columns, ratios, names = list(columns), list(ratios), NAMES | names
 
+    def title(column: str, more: str = "") -> str:
+        how, _, compiled = column.partition("-")
+        return names[how] + more * bool(compiled)
 
-def speed(results: dict[str, Any]) -> Iterator[str]:
-    yield from picture("How many times as fast as the peer", "speed.png")
-    for kind in ("inference", "training step"):
-        measured = {line.part for line in table(results)}
-        parts = [part for part, words in WORDS.items() if words.startswith(kind) and part in measured]
-        if parts:
-            yield from ratios(results, parts)
-            yield ""
+    def cell(name: str, column: str) -> str:
+        found = find(results, name, kind, column).get(value)
+        if found is None and (kind, column, value) == ("train", "peer", SPEED):
+            found = PUBLISHED.get(name)
+        return text(found, form)
 
-
-def ratios(results: dict[str, Any], parts: list[str]) -> Iterator[str]:
-    """Pictures per second of us and the peer, and the ratio with its goal."""
-
-    def cell(line: Line | None) -> str:
-        if line is None:
-            return "–"
-        if line.peer is None or line.ratio is None:
-            return f"{line.ours:,.0f}"
-        goal = "" if line.goal is None else f" (goal {line.goal:g})"
-        ratio = f"**{line.ratio:.2f}**" if line.goal and line.ratio >= line.goal else f"{line.ratio:.2f}"
-        return f"{line.ours:,.0f} to {line.peer:,.0f}: {ratio}{goal}"
-
-    rows = []
-    for pair, lines in by_pair(results).items():
-        peer = pair.peer if pair.peer == PUBLISHED else f"`{pair.peer}`"
-        rows.append([f"`{pair.ours}`", peer, *(cell(lines.get(part)) for part in parts)])
-    yield from markdown(["model", "peer", *(WORDS[part] for part in parts)], rows)
-
-
-def growth(results: dict[str, Any]) -> Iterator[str]:
-    models = {row["model"]: row["peer"] for row in results.get("growth", []) if row["peer"] and not row["error"]}
-    if not models:
+    header = [
+        "model",
+        *(title(column, ", compiled") for column in columns),
+        *(f"{title(a)} to {title(b)}" for a, b in ratios),
+    ]
+    measured = {row["model"] for row in results["rows"] if row["kind"] == kind}
+    if not measured & set(models):
         yield "Not measured yet."
         return
-    pairs = (f"`{name}` and its peer `{peer}`" for name, peer in models.items())
-    yield f"Measured so far: {', '.join(pairs)}."
-    yield ""
-    yield from picture("Pictures per second over batch and size", "speed-growth.png")
-
-
-def picture(title: str, name: str) -> Iterator[str]:
-    """One that benchmarks/plot_speed.py drew."""
-    if (PAGE.parent / "pictures" / name).exists():
-        yield f"![{title}](pictures/{name})"
-        yield ""
-
-
-def memory(results: dict[str, Any]) -> Iterator[str]:
-    """Peaks of the training step, whole and per picture."""
-    rows = {(row["part"], row["model"]): row for row in results["rows"]}
-
-    def cell(part: str, model: str) -> str:
-        row = rows.get((part, model))
-        if row is None or row["gib"] is None:
-            return "–"
-        return f"{row['gib']:.2f} GiB, {1024 * row['gib'] / row['batch']:.0f} MiB a picture"
-
-    parts = [part for part in ("train", "train-compiled") if any(row == part for row, _ in rows)]
-    header = [f"{whose}, {WORDS[part].split(', ')[1]}" for part in parts for whose in ("ours", "peer's")]
-    lines = (
-        [f"`{pair.ours}`", *(cell(part, name) for part in parts for name in (pair.ours, pair.peer))]
-        for pair in by_pair(results)
+    yield from markdown(
+        header,
+        (
+            [f"`{name}`", *(cell(name, c) for c in columns), *(text(ratio(results, name, kind, *p)) for p in ratios)]
+            for name in models
+            if name in measured
+        ),
     )
-    yield from markdown(["model", *header], lines)
 
 
-def floors(results: dict[str, Any]) -> Iterator[str]:
-    """Milliseconds of a batch, in the fastest way that was measured, over the least that it could take."""
+def times(ours: str, other: str) -> Callable[[Results, str], float | None]:
+    return lambda results, name: ratio(results, name, "train", ours, other)
 
-    def cell(line: Line | None) -> list[str]:
-        if line is None or line.floor is None:
-            return ["–", "–"]
-        return [f"{line.milliseconds:.2f} ms", f"{line.milliseconds / line.floor:.1f}"]
 
+def memory(results: Results, name: str) -> float | None:
+    ours, theirs = (find(results, name, "train", column).get("gib") for column in ("plain", "peer"))
+    return ours / theirs if ours and theirs else None
+
+
+def first(results: Results, name: str) -> float | None:
+    return find(results, name, "first", "fast").get("first_seconds")
+
+
+COMPILED_TO = "compiled, to the peer compiled"
+THREE = ("ceit_small", "cvt_13", "cetnet_tiny")
+GOALS = (
+    ("plain training, to the peer", ("cvt_13", "vitae_tiny"), times("plain", "peer"), "at least", 1.2),
+    ("plain training, to the peer", ("cetnet_tiny",), times("plain", "peer"), "at least", 0.6),
+    ("memory of that, to the peer", ("cetnet_tiny",), memory, "at most", 1.1),
+    ("`weft.fast` to plain", tuple(PEERS), times("fast", "plain"), "at least", 1.0),
+    ("`weft.fast` to plain", THREE, times("fast", "plain"), "at least", 1.3),
+    (f"plain, {COMPILED_TO}", ("ceit_small",), times("plain-compiled", "peer-compiled"), "at least", 0.65),
+    (f"plain, {COMPILED_TO}", ("cvt_13",), times("plain-compiled", "peer-compiled"), "at least", 1.5),
+    (f"`weft.fast`, {COMPILED_TO}", ("ceit_small",), times("fast-compiled", "peer-compiled"), "at least", 0.75),
+    (f"`weft.fast`, {COMPILED_TO}", ("cvt_13",), times("fast-compiled", "peer-compiled"), "at least", 2.0),
+    ("seconds of the first step with `weft.fast`", SMALL, first, "at most", 15.0),
+)
+
+
+def goals(results: Results) -> Iterator[str]:
+    """What was wanted, and what the model reached that is farthest from it."""
     rows = []
-    for pair, lines in by_pair(results).items():
-        least = results.get("floors", {}).get(pair.ours, {})
-        row = [f"`{pair.ours}`"]
-        for kind, is_training in (("inference", False), ("train", True)):
-            measured = [line for part, line in lines.items() if part.startswith("train") == is_training]
-            best = min(measured, key=lambda line: line.milliseconds, default=None)
-            row += [f"{least[kind]:.2f} ms" if kind in least else "–", *cell(best)]
-        rows.append(row)
-    times = ["time", "times the floor"]
-    yield from markdown(["model", "floor of inference", *times, "floor of training", *times], rows)
-
-
-def kernels(results: dict[str, Any]) -> Iterator[str]:
-    """From the table that comes with Weft: all shapes of an operation in one row."""
-    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
-    for gpu, operations in measured.items():
-        yield f"{gpu}:"
-        yield ""
-        rows = []
-        for name, shapes in sorted(operations.items()):
-            gains = [shape["gain"] for shape in shapes if shape["gain"] > 0]
-            if gains:
-                rows.append([f"`{name}`", str(len(shapes)), f"{min(gains):.1f} to {max(gains):.1f}"])
-        yield from markdown(["operation", "shapes", "times as fast as its twin"], rows)
-        without = sorted({case.operation for case in all_cases()[0]} - operations.keys())
-        if without:
-            yield ""
-            yield f"Not measured yet, and run with their defaults: {', '.join(f'`{name}`' for name in without)}."
-
-
-def curves(results: dict[str, Any]) -> Iterator[str]:
-    if not results.get("curves"):
-        yield "Not measured yet."
-        return
-    yield from picture("Losses with kernels and without", "speed-curves.png")
-    rows = (
-        [
-            f"`{name}`",
-            *(f"{curve['apart'][run][part]:.3f}" for part in ("first", "all") for run in ("kernels", "float32")),
+    for words, models, measure, sign, goal in GOALS:
+        found = {name: value for name in models if (value := measure(results, name)) is not None}
+        row = [
+            words,
+            "all" if models == tuple(PEERS) else ", ".join(f"`{name}`" for name in models),
+            f"{sign} {goal:g}",
         ]
-        for name, curve in results["curves"].items()
-    )
-    steps = ("first 25 steps", "all 200 steps")
-    header = [f"{part}: {run}" for part in steps for run in ("kernels", "float32")]
-    yield from markdown(["model", *header], rows)
+        if not found:
+            rows.append([*row, NONE, NONE])
+            continue
+        worst = (min if sign == "at least" else max)(found, key=lambda name: found[name])
+        met = found[worst] >= goal if sign == "at least" else found[worst] <= goal
+        verdict = "**no**" if not met else "yes" if len(found) == len(models) else "where measured"
+        rows.append([*row, f"{found[worst]:.2f} (`{worst}`)", verdict])
+    yield from markdown(["", "models", "goal", "the worst of them", "met"], rows)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+TRAINING = ("peer", "plain", "fast", "replay")
+COMPILED = ("peer-compiled", "plain-compiled", "fast-compiled")
+TABLES: dict[str, Callable[[Results], Iterator[str]]] = {
     "where": where,
-    "speed": speed,
-    "growth": growth,
-    "memory": memory,
-    "floors": floors,
-    "kernels": kernels,
-    "curves": curves,
+    "training": partial(
+        table, kind="train", columns=TRAINING, ratios=[("plain", "peer"), ("fast", "plain"), ("replay", "peer")]
+    ),
+    "memory": partial(table, kind="train", columns=[*TRAINING, *COMPILED], value="gib", form=".1f"),
+    "first": partial(table, kind="first", columns=["plain", "fast", "replay"], value="first_seconds", form=".1f"),
+    "compiled": partial(
+        table, kind="train", columns=COMPILED, ratios=[(column, "peer-compiled") for column in COMPILED[1:]]
+    ),
+    "inference": partial(
+        table,
+        kind="infer",
+        columns=("peer", "plain", "fuse", "replay"),
+        ratios=[("plain", "peer"), ("fuse", "plain"), ("replay", "peer")],
+        replay="`weft.replay`",
+    ),
+    "inference-compiled": partial(
+        table, kind="infer", columns=("peer-compiled", "fuse-compiled"), ratios=[("fuse-compiled", "peer-compiled")]
+    ),
+    "goals": goals,
+    "speed": partial(
+        table, kind="train", columns=TRAINING, ratios=[("fast", "peer"), ("replay", "peer")], models=README
+    ),
 }
 
 
-def fill(page: str, results: dict[str, Any]) -> str:
+def fill(page: str, results: Results) -> str:
     for name, make in TABLES.items():
-        text = "\n".join(make(results)).strip()
         page = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda m, text=text: f"{m[1]}\n{text}\n\n{m[2]}",
+            lambda m, make=make: "\n".join([m[1], *make(results), "", m[2]]),
             page,
             flags=re.DOTALL,
         )
@@ -200,8 +181,12 @@ def fill(page: str, results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), json.loads(newest().read_text())), encoding="utf-8")
-    print(f"Wrote {PAGE.name}")
+    path = newest()
+    if path is None:
+        sys.exit("There are no results yet: run benchmarks/gpu_speed.py on a GPU.")
+    for page in PAGES:
+        page.write_text(fill(page.read_text(encoding="utf-8"), json.loads(path.read_text())), encoding="utf-8")
+        print(f"Wrote {page.name}")
 
 
 if __name__ == "__main__":
