@@ -542,3 +542,21 @@ def test_torchscript_compiles_the_plain_form():
     picture = torch.randn(1, 3, 32, 32)
     scripted = torch.jit.script(model)
     torch.testing.assert_close(scripted(picture), weft.plain(model)(picture))
+
+
+def test_a_rehearsal_changes_nothing(twins):
+    """Neither statistics, nor random numbers, nor what a graph that waits for its backward pass has saved."""
+    from weft.fast import rehearse
+
+    model = weft.fast(make("vitae_nano").train())
+    loss, larger = model(torch.randn(2, 3, 32, 32)).sum(), torch.randn(2, 3, 48, 48)
+    before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    rehearse._pass(model, lambda x: vitae.ViTAE.forward(model, x), larger)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss.backward()
+    assert not rehearse.is_watched(model)
+    model.blocks[0].register_forward_hook(lambda *_: None)
+    assert rehearse.is_watched(model)

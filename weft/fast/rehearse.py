@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from weft.fast.swap import Fused, fused, is_plain
+from weft.fast.swap import Fused, fused, is_plain, replaying
 from weft.kernels.ahead import compile_ahead
 from weft.kernels.switch import amp_dtype, usable
 from weft.models.ce_hosts import CESwin
@@ -46,7 +46,7 @@ class Rehearsed(Fused):
         from weft.kernels.gpu.launch import rehearsing  # imports Triton
 
         model: Any = self
-        kind = (x.shape, x.dtype, x.device, amp_dtype(x), torch.is_grad_enabled(), model.training)
+        kind = (x.shape, x.dtype, x.device, amp_dtype(x), torch.is_grad_enabled(), model.training, replaying.get())
         known: set[Any] = self.__dict__.setdefault("_rehearsed", set())
         if kind in known or len(known) >= MOST or rehearsing.get() is not None:
             return
@@ -58,7 +58,7 @@ class Rehearsed(Fused):
 
 def _pass(model: Any, forward: Any, x: Tensor) -> None:
     """What a call would launch, and its backward pass; all that it changes is put back."""
-    before = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    before = [(buffer, _version(buffer), buffer.clone()) for buffer in model.buffers()]
     devices = [x.device] if x.is_cuda else []
     try:
         with torch.random.fork_rng(devices=devices), contextlib.suppress(RuntimeError, ValueError):
@@ -69,8 +69,12 @@ def _pass(model: Any, forward: Any, x: Tensor) -> None:
                 torch.autograd.grad(outputs, parameters, [torch.empty_like(y) for y in outputs], allow_unused=True)
     finally:
         for buffer, version, value in before:
-            if buffer._version != version:
+            if _version(buffer) != version:
                 buffer.data.copy_(value)  # which graphs that wait for their backward pass do not notice
+
+
+def _version(buffer: Tensor) -> int:
+    return -1 if buffer.is_inference() else buffer._version  # nothing changes those by itself
 
 
 def is_watched(model: Any) -> bool:
