@@ -68,6 +68,7 @@ TRIES = 60  # of the first steps, where memory is short
 PATIENCE = 60.0  # seconds for one turn
 
 Row = dict[str, Any]
+interrupted = threading.Event()
 
 
 # In a process of its own ------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class Worker:
 
 
 def race(workers: list[Worker], rounds: int, ready: float) -> list[Row]:
-    """Waits until all are ready, and lets them measure one after the other."""
+    """Waits until all are ready, and lets them measure one after the other; who interrupts it gets the whole rounds."""
     try:
         end = time.monotonic() + ready
         for worker in workers:
@@ -240,6 +241,11 @@ def race(workers: list[Worker], rounds: int, ready: float) -> list[Row]:
         for i in range(rounds):
             for worker in workers[:: -1 if i % 2 else 1]:
                 worker.take_turn()
+    except KeyboardInterrupt:
+        interrupted.set()
+        whole = min(len(worker.row["turns"]) for worker in workers)
+        for worker in workers:
+            del worker.row["turns"][whole:]
     finally:
         for worker in workers:
             worker.end()
@@ -261,6 +267,8 @@ def measure(kind: str, args: argparse.Namespace) -> Iterator[list[Row]]:
     alone = kind == "first"
     at_once = 1 if alone else max(1, args.jobs // len(COLUMNS[kind]))
     for i in range(0, len(args.models), at_once):
+        if interrupted.is_set():
+            return
         names = args.models[i : i + at_once]
         group = [(name, kind, column) for name in names for column in columns_of(name, kind, args.columns)]
         races = [[what] for what in group] if alone else [group]
@@ -345,6 +353,7 @@ def main() -> None:
     start = facts()
     path = args.out or RESULTS / f"gpu_speed-{start['date']}.json"
     results = {**(json.loads(path.read_text()) if path.exists() else {}), **start}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C: what was measured is written
     for rows in (rows for kind in kinds for rows in measure(kind, args)):
         results = merged(results, rows)
         write_text(path, json.dumps(results, indent=1) + "\n")

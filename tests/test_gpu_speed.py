@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -77,6 +78,23 @@ def test_one_that_fails_is_left_out(fake, model, ready, error):
     assert failed["error"] == error
     assert "pictures_per_second" not in failed
     assert (ours["error"], ours["turns"]) == ("", [50, 100])
+
+
+def test_interrupted_it_keeps_whole_rounds(fake, monkeypatch):
+    monkeypatch.setattr(gpu_speed, "interrupted", threading.Event())
+    real, count = gpu_speed.Worker.take_turn, iter(range(100))
+
+    def take_turn(self):
+        if next(count) == 4:  # in the second round of three
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(gpu_speed.Worker, "take_turn", take_turn)
+    found = rows("cvt_13")
+    assert [len(row["turns"]) for row in found] == [1, 1, 1]
+    assert {row["column"]: row["pictures_per_second"] for row in found} == {"peer": 100, "plain": 50, "fast": 200}
+    args = gpu_speed.arguments(["--train", "--models", "cvt_21"])
+    assert list(gpu_speed.measure("train", args)) == []
 
 
 def test_first_steps_have_empty_caches(monkeypatch):
