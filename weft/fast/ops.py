@@ -42,28 +42,18 @@ class View(Function):
         return grad.reshape(ctx.shape), None
 
 
-class ToMap(Function):
-    """(B, C, H, W), channels last in memory, as the map (B, H, W, C)."""
+TO_MAP, FROM_MAP = (0, 2, 3, 1), (0, 3, 1, 2)  # of (B, C, H, W), channels last in memory, and back
+
+
+class Permute(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: tuple[int, ...]) -> Tensor:
+        ctx.back = FROM_MAP if order == TO_MAP else TO_MAP
+        return x.permute(order)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.permute(0, 3, 1, 2)
-
-
-class FromMap(Function):
-    """Undoes `ToMap`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.permute(0, 2, 3, 1)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.permute(ctx.back), None
 
 
 class Cat(Function):

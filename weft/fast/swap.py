@@ -25,6 +25,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 FormT = TypeVar("FormT", bound=type)
 FORMS: dict[type, type] = {}  # plain class to fused form
 PLAIN: dict[type, type] = {}  # and back
+NOTES = ("_parts", "_passed_by", "_fits", "_rehearsed")  # what fused forms write down about themselves
 
 
 def fused(plain: type) -> Callable[[FormT], FormT]:
@@ -82,8 +83,8 @@ def plain(model: ModelT) -> ModelT:
     for module in model.modules():
         if type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
-            module.__dict__.pop("_parts", None)
-            module.__dict__.pop("_rehearsed", None)
+            for key in NOTES:
+                module.__dict__.pop(key, None)
     return model
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import conv_transpose2d
 
 from weft.fast.ops import (
-    FromMap,
-    ToMap,
+    FROM_MAP,
+    TO_MAP,
+    Permute,
     conv_norm,
     drops,
     is_conv,
@@ -63,14 +64,14 @@ class FusedResidual(Fused):
         return inputs[0].is_contiguous(memory_format=torch.channels_last)
 
     def steps(self, t: Tape, x: Var) -> Var:
-        x = shortcut = t(ToMap, x)
+        x = shortcut = t(Permute, x, TO_MAP)
         if self.downsample is not None:
             shortcut = conv_norm(t, x, self.downsample[0], self.downsample[1], "none")
         *firsts, (last, last_norm) = self.layers_of(self)
         for conv, norm in firsts:
             x = conv_norm(t, x, conv, norm, "relu")
         keep = keep_factors(self.drop_path, x.value)
-        return t(FromMap, conv_norm(t, x, last, last_norm, "relu", shortcut, keep))
+        return t(Permute, conv_norm(t, x, last, last_norm, "relu", shortcut, keep), FROM_MAP)
 
 
 @fused(BasicBlock)
@@ -108,7 +109,7 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
         return inputs[0].is_contiguous(memory_format=torch.channels_last)
 
     def steps(self, t: Tape, x: Var) -> Var:
-        return t(FromMap, conv_norm(t, t(ToMap, x), self.conv1, self.bn1, "relu"))
+        return t(Permute, conv_norm(t, t(Permute, x, TO_MAP), self.conv1, self.bn1, "relu"), FROM_MAP)
 
     def stem(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and self.is_fused(x):
@@ -125,10 +126,10 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
 class FusedTokens(Fused):
     """A part that torch differentiates, but for one operation between tokens and pixels."""
 
-    def forward(self, *inputs: Any) -> Any:
-        if not torch.compiler.is_compiling() and self.is_fused(*inputs):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if not named and not torch.compiler.is_compiling() and self.is_fused(*inputs):
             return self.briefly(*inputs)
-        return super(Fused, self).forward(*inputs)  # pyright: ignore[reportAttributeAccessIssue]
+        return super(Fused, self).forward(*inputs, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def briefly(self, *inputs: Any) -> Any:
         """The same by reading the map once."""
