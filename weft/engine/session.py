@@ -380,14 +380,14 @@ class Sitting:
         if config.run.channels_last:
             model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if config.run.fast:
-            fast_on(model, world.device)
+            fast_on(model, world.device, record=False)
         if world.size > 1:
             broadcast(model)
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
             shard(model, world)
             if config.run.fast:
-                fast_on(model, world.device)  # blocks have changed their class
+                fast_on(model, world.device, record=False)  # blocks have changed their class
         plan = self.make_plan()
         total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
         parts = Parts(

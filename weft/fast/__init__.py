@@ -25,10 +25,10 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 class _Fast(types.ModuleType):
     """A package that is also the function of its name."""
 
-    def __call__(self, model: ModelT) -> ModelT:
+    def __call__(self, model: ModelT, *, record: bool = True) -> ModelT:
         from weft.fast.swap import fast
 
-        return fast(model)
+        return fast(model, record=record)
 
 
 sys.modules[__name__].__class__ = _Fast

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from weft.fast.record import may_record, records_here
 from weft.fast.swap import Fused, fused, is_plain, replaying
 from weft.kernels.ahead import compile_ahead
 from weft.kernels.switch import amp_dtype, usable
@@ -32,8 +33,20 @@ class Rehearsed(Fused):
 
     def forward(self, x: Tensor) -> Tensor:
         forward = super(Fused, self).forward  # pyright: ignore[reportAttributeAccessIssue]
+        if torch.compiler.is_compiling():
+            return self.by_itself(x) if self.is_trained_by_recordings(x) else forward(x)  # pyright: ignore
         self.rehearse(forward, x)
         return forward(x)
+
+    @torch.compiler.disable
+    def by_itself(self, x: Tensor) -> Tensor:
+        """Without the compiler that called it."""
+        return self.forward(x)
+
+    def is_trained_by_recordings(self, x: Tensor) -> bool:
+        """Whether to pass by torch.compile: replayed blocks train faster than what it makes of plain ones."""
+        records = self.__dict__["_recordings"] is not None and torch.is_grad_enabled() and self.training  # pyright: ignore
+        return records and usable(x) and compiler_lets_go()
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         forward = super().forward_intermediates  # pyright: ignore[reportAttributeAccessIssue]
@@ -53,11 +66,22 @@ class Rehearsed(Fused):
         if torch.cuda.is_current_stream_capturing() or is_watched(model):
             return
         known.add(kind)
-        compile_ahead(lambda: _pass(model, forward, torch.empty_like(x)))
+        records = self.__dict__["_recordings"] is not None and may_record(x)  # so that every block is fused soon
+        compile_ahead(lambda: _pass(model, forward, torch.empty_like(x), records or replaying.get()))
 
 
-def _pass(model: Any, forward: Any, x: Tensor) -> None:
+@torch.compiler.assume_constant_result  # asked, not compiled
+def compiler_lets_go() -> bool:
+    """Whether torch.compile may leave a part to Python here: not with fullgraph=True; and whether that is recorded."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    translator: Any = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    return not getattr(translator, "one_graph", True) and records_here()
+
+
+def _pass(model: Any, forward: Any, x: Tensor, replayed: bool = False) -> None:
     """What a call would launch, and its backward pass; all that it changes is put back."""
+    token = replaying.set(replayed)
     before = [(buffer, _version(buffer), buffer.clone()) for buffer in model.buffers()]
     devices = [x.device] if x.is_cuda else []
     try:
@@ -68,6 +92,7 @@ def _pass(model: Any, forward: Any, x: Tensor) -> None:
             if outputs and parameters:
                 torch.autograd.grad(outputs, parameters, [torch.empty_like(y) for y in outputs], allow_unused=True)
     finally:
+        replaying.reset(token)
         for buffer, version, value in before:
             if _version(buffer) != version:
                 buffer.data.copy_(value)  # which graphs that wait for their backward pass do not notice

@@ -1,25 +1,20 @@
 """A model without waiting for Python: its launches are recorded once for a shape, and replayed as one."""
 
-import warnings
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from weft.errors import WeftError, check_positive
+from weft.fast.graphs import Key, Pool, Recording, attempt, circumstances, uncached
 from weft.fast.swap import replaying
-from weft.kernels.switch import kernels_are_on
 
 WARM_UPS = 3  # passes in front of a recording, in which libraries choose kernels and reserve memory
 MOST_COUNTED = 1000  # shapes; more mean that no shape ever comes back
-Key = tuple[object, ...]
 
 
 def replay(model: nn.Module, *, most: int = 4) -> "Replayed":
@@ -38,9 +33,8 @@ def replay(model: nn.Module, *, most: int = 4) -> "Replayed":
     the `most` shapes that came last are kept. Weights may change in place; where they are moved or frozen, or modules
     change between training and evaluation, there is another recording.
 
-    A replayed pass has one backward pass and no second derivatives. Gradients that you keep beside `.grad` beyond the
-    next pass must be clones. Hooks run while a pass is recorded, and not later. For several processes:
-    DistributedDataParallel(weft.replay(model)).
+    A replayed pass has one backward pass and no second derivatives. Hooks run while a pass is recorded, and not later.
+    For several processes: DistributedDataParallel(weft.replay(model)).
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.replay takes a model, not {type(model).__name__}; make one with weft.create_model.")
@@ -60,8 +54,8 @@ class Replayed(nn.Module):
         self.model = model
         self.train(model.training)
         self.most = most
-        self._answers: dict[Key, Answer | None] = {}  # None: cannot be recorded
-        self._passes: dict[Key, Pass | None] = {}
+        self._answers: dict[Key, Recording | None] = {}  # None: cannot be recorded
+        self._passes: dict[Key, Recording | None] = {}
         self._seen: dict[Key, int] = {}
         self.forget()
 
@@ -71,9 +65,7 @@ class Replayed(nn.Module):
             for key in [key for key, recording in recordings.items() if recording is not None]:
                 del recordings[key]
         self._seen.clear()
-        self._pool: Any = None  # of all passes: never are two of them under way
-        self._lent: set[int] = set()  # where in it gradients lie
-        self._waiting: weakref.ref[Turn] | None = None
+        self._pool: Pool | None = None  # of all passes: never are two of them under way
 
     def __getattr__(self, name: str) -> Any:
         """What this does not have, the model may."""
@@ -110,23 +102,18 @@ class Replayed(nn.Module):
             return self.model(x) if self.model.training else self._answer(x)
 
     def _answer(self, x: Tensor) -> Any:
-        answer = self._find(self._answers, (*circumstances(x), *state(self.model)), x, lambda: Answer(self.model, x))
-        return self.model(x) if answer is None else answer(x)
+        answer = self._find(self._answers, (*circumstances(x), *state(self.model)), x, lambda: self._record_answer(x))
+        return self.model(x) if answer is None else answer([x], [])
 
     def _train(self, x: Tensor) -> Any:
         key = *circumstances(x), *state(self.model)
-        turn = self._waiting() if self._waiting else None
-        if (turn and not turn.over) or self._is_new(key):
+        if (self._pool and self._pool.waiting) or self._is_new(key):
             with uncached(x):  # as in the recording, so that a compiled model is compiled once
                 return self.model(x)
-        recorded = self._find(self._passes, key, x, lambda: self._record(x))
+        recorded = self._find(self._passes, key, x, lambda: self._record_pass(x))
         if recorded is None:
             return self.model(x)
-        self._save_grads()
-        turn = Turn(recorded)
-        self._waiting = weakref.ref(turn)
-        found = Replay.apply(turn, x, *recorded.weights)
-        return pytree.tree_unflatten(list(found), recorded.spec)
+        return recorded([x], [p for p in self.model.parameters() if p.requires_grad])
 
     def _is_new(self, key: Key) -> bool:
         """Counts the passes of a shape until there are enough; they warm up what is recorded then."""
@@ -135,13 +122,9 @@ class Replayed(nn.Module):
         self._seen[key] = seen = self._seen.get(key, 0) + 1
         return seen <= WARM_UPS
 
-    def _record(self, x: Tensor) -> "Pass":
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        recorded = Pass(self.model, x, self._pool)
-        self._lent |= {grad.data_ptr() for grad in recorded.weight_grads if grad is not None}
-        return recorded
-
-    def _find(self, recordings: dict[Key, Any], key: Key, x: Tensor, record: Callable[[], Any]) -> Any:
+    def _find(
+        self, recordings: dict[Key, Recording | None], key: Key, x: Tensor, record: Callable[[], Recording]
+    ) -> Recording | None:
         """The recording for a key, made where there is none yet; None where that cannot be."""
         recording = recordings.pop(key) if key in recordings else attempt(record, x)
         if recording is None:
@@ -153,21 +136,30 @@ class Replayed(nn.Module):
             self._seen.pop(oldest, None)
         return recording
 
-    def _save_grads(self) -> None:
-        """Moves gradients that were not used yet, to which others are to be added, out of the recordings' memory."""
-        for weight in self.model.parameters():
-            if weight.grad is not None and weight.grad.data_ptr() in self._lent:
-                weight.grad = weight.grad.clone()
+    def _record_pass(self, x: Tensor) -> Recording:
+        free_cache()
+        self._pool = self._pool or Pool()
+        return Recording(self.model, [x], self._pool)
+
+    def _record_answer(self, x: Tensor) -> Recording:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), uncached(x):
+            for _ in range(WARM_UPS):
+                self.model(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        free_cache()
+        return Recording(self.model, [x], Pool())
+
+
+def free_cache() -> None:
+    """Gives back the memory that is kept for later: a recording has a pool of its own."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def is_on_gpu(x: Tensor) -> bool:
     return x.is_cuda
-
-
-def circumstances(x: Tensor) -> Key:
-    """All that decides what a model launches for `x`, and what kind of tensor it gives."""
-    amp = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
-    return x.shape, x.stride(), x.dtype, x.device, amp, torch.is_inference_mode_enabled(), kernels_are_on()
 
 
 def state(model: nn.Module) -> Key:
@@ -177,111 +169,3 @@ def state(model: nn.Module) -> Key:
         tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
         tuple(buffer.data_ptr() for buffer in model.buffers()),
     )
-
-
-@contextmanager
-def uncached(x: Tensor) -> Iterator[None]:
-    """Autocast as it is, but every weight is cast anew: what was cast before is freed, and weights change."""
-    kind = x.device.type
-    with torch.autocast(
-        kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
-    ):
-        yield
-
-
-def writable_copy(x: Tensor) -> Tensor:
-    """One that may be written to later, outside of inference mode, too."""
-    with torch.inference_mode(False), torch.no_grad():
-        return x.clone()
-
-
-def attempt(record: Callable[[], Any], x: Tensor) -> Any:
-    """A recording; None, and a warning, where the host takes part, memory is short, or something is no tensor."""
-    generator = generator_of(x.device)
-    before = generator.clone_state()
-    try:
-        return record()
-    except (RuntimeError, TypeError) as error:
-        generator.graphsafe_set_state(before)  # the one in use still takes itself for recorded
-        # Behind the reason comes that the recording could not be ended.
-        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-        why = (str(cause).splitlines() or [type(cause).__name__])[0]
-        warnings.warn(f"Not replayed, but launched one by one: {why}", stacklevel=2)
-        return None
-
-
-def generator_of(device: torch.device) -> torch.Generator:
-    return torch.cuda.default_generators[device.index]
-
-
-class Answer:
-    """A recorded inference."""
-
-    def __init__(self, model: nn.Module, x: Tensor):
-        self.given = writable_copy(x)
-        self.graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with uncached(x):
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    model(self.given)
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self.found = pytree.tree_map(torch.clone, model(self.given))
-
-    def __call__(self, x: Tensor) -> Any:
-        self.given.copy_(x)
-        self.graph.replay()
-        return pytree.tree_map(torch.clone, self.found)
-
-
-class Pass:
-    """A recorded pass of training, forward and backward."""
-
-    def __init__(self, model: nn.Module, x: Tensor, pool: Any):
-        self.given = writable_copy(x)
-        # In place of the weights stand others in the same memory, of which no earlier pass has made autograd remember
-        # a stream: that would be waited for, which no recording can.
-        stand_ins: dict[str, Tensor] = {
-            name: nn.Parameter(p.detach(), p.requires_grad) for name, p in model.named_parameters()
-        }
-        self.weights = [p for p in model.parameters() if p.requires_grad]
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        how: dict[str, Any] = dict(pool=pool, capture_error_mode="thread_local")  # readers of data may go on
-        with uncached(x), torch.cuda.graph(self.forward, **how):
-            found, self.spec = pytree.tree_flatten(functional_call(model, stand_ins, self.given))
-        self.found_grads = [torch.empty_like(y) for y in found]
-        with torch.autocast(x.device.type, enabled=False), torch.cuda.graph(self.backward, **how):
-            wanted = [p for p in stand_ins.values() if p.requires_grad]
-            self.weight_grads = torch.autograd.grad(found, wanted, self.found_grads, allow_unused=True)
-        self.found = [y.detach() for y in found]
-
-
-class Turn:
-    """One replay of a pass; it is over when its backward pass was replayed, or can no longer come."""
-
-    def __init__(self, recorded: Pass):
-        self.recorded, self.over = recorded, False
-
-
-class Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, turn: Turn, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        ctx.turn = turn
-        turn.recorded.given.copy_(x)
-        turn.recorded.forward.replay()
-        return tuple(y.clone() for y in turn.recorded.found)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        turn, recorded = ctx.turn, ctx.turn.recorded
-        if turn.over:
-            raise RuntimeError("A replayed pass has one backward pass; retain_graph needs the model itself.")
-        turn.over = True
-        for static, grad in zip(recorded.found_grads, grads, strict=True):
-            static.copy_(grad)
-        recorded.backward.replay()
-        # Views, which autograd may keep as .grad without a copy.
-        return None, None, *(None if grad is None else grad.detach() for grad in recorded.weight_grads)

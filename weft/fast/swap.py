@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
 from weft.errors import WeftError
+from weft.fast.record import Recordings, may_record
 from weft.fast.tape import Tape, one_step
 from weft.kernels.switch import has_triton, kernels_are_on, usable
 
@@ -25,7 +26,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 FormT = TypeVar("FormT", bound=type)
 FORMS: dict[type, type] = {}  # plain class to fused form
 PLAIN: dict[type, type] = {}  # and back
-NOTES = ("_parts", "_passed_by", "_fits", "_rehearsed")  # what fused forms write down about themselves
+NOTES = ("_parts", "_passed_by", "_fits", "_rehearsed", "_recordings")  # what fused forms write down about themselves
 
 
 def fused(plain: type) -> Callable[[FormT], FormT]:
@@ -46,7 +47,7 @@ def import_forms() -> None:
         importlib.import_module(f"weft.fast.{info.name}")
 
 
-def fast(model: ModelT) -> ModelT:
+def fast(model: ModelT, *, record: bool = True) -> ModelT:
     """Gives the blocks of `model` their fused forms, for training and inference, in place; returns the model.
 
         model = weft.fast(timm.create_model("cvt_13").cuda())
@@ -56,7 +57,13 @@ def fast(model: ModelT) -> ModelT:
         - if it has an activation, a norm or a layer of a kind that its fused form does not know;
         - as long as somebody watches it by hooks, or has replaced something in it;
         - where kernels cannot run: on a CPU, in torch.export, with WEFT_KERNELS=off;
-        - where its maps are so small that Python would take longer to launch kernels; `weft.replay` has no such limit.
+        - where its maps are so small that Python would take longer to launch kernels, unless launches are recorded.
+
+    With `record`, a block that is called three times in a row with inputs of the same shape has its launches recorded,
+    as CUDA graphs, and replayed from then on, which takes Python's time out of it. Recordings keep the memory that they
+    need; none are made where more than half of the GPU's is in use, in a group of processes, under checkpointing, or in
+    torch's deterministic mode.
+
     A fused block has no second derivatives, and torch.fx wants the plain model. Twice is once; `weft.plain(model)`
     undoes it.
     """
@@ -69,12 +76,14 @@ def fast(model: ModelT) -> ModelT:
     for module in model.modules():
         if isinstance(module, Fused):
             module.remember()
+            module.__dict__["_recordings"] = Recordings() if record else None
     return model
 
 
-def fast_on(model: ModelT, device: torch.device) -> ModelT:
+def fast_on(model: ModelT, device: torch.device, *, record: bool = True) -> ModelT:
     """`fast(model)` where its kernels can run: on a GPU, with Triton, unless they are switched off."""
-    return fast(model) if device.type == "cuda" and kernels_are_on() and has_triton() else model
+    can = device.type == "cuda" and kernels_are_on() and has_triton()
+    return fast(model, record=record) if can else model
 
 
 def plain(model: ModelT) -> ModelT:
@@ -102,8 +111,8 @@ replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 class Fused:
     """What a fused form derives from, in front of its plain class: it computes `steps` as one step for torch."""
 
-    # Elements of the input below which the plain form runs, unless launches are replayed: Python then takes longer to
-    # launch the kernels than a GPU needs without them. Measured with an H200 on a slow processor.
+    # Elements of the input below which the plain form runs where Python launches: that would take longer than a GPU
+    # needs without our kernels. Measured with an H200 on a slow processor.
     LEAST = 2**24
 
     @classmethod
@@ -125,24 +134,39 @@ class Fused:
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if not named and torch.compiler.is_compiling():
             return self.compiled(*inputs)
-        if not named and self.is_fused(*inputs):
-            return one_step(self.steps, *inputs)
-        return super().forward(*inputs, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.run(super().forward, *inputs, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def compute(self, *inputs: Any) -> Any:
+        """The fused form, launched by Python."""
+        return one_step(self.steps, *inputs)
+
+    def run(self, plain: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        """What `plain` gives, from the fused form where it can run: replayed, or launched if that takes no longer."""
+        if named or not self.is_fused(*inputs):
+            return plain(*inputs, **named)
+        recordings: Recordings | None = self.__dict__["_recordings"]
+        if replaying.get() or recordings is None or not may_record(inputs[0]):
+            is_near = replaying.get()
+        else:
+            found = recordings.run(self.compute, [part for part, *_ in self.__dict__["_parts"]], inputs)
+            if found is not None:
+                return found
+            is_near = recordings.is_near
+        return self.compute(*inputs) if is_near or inputs[0].numel() >= self.LEAST else plain(*inputs)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript compiles the plain form."""
         module: Any = copy.copy(self)
         module.__class__ = next(kind for kind in type(self).__mro__ if kind in FORMS)
         module.__dict__["_modules"] = dict(module.__dict__["_modules"])
-        module.__dict__.pop("_parts", None)
+        for key in NOTES:
+            module.__dict__.pop(key, None)
         return module
 
     def is_fused(self, *inputs: Any) -> bool:
-        """Whether these inputs, here and now, take the fused form."""
+        """Whether the fused form knows these inputs, here and now."""
         x = inputs[0]
-        if not (is_plain(x) and usable(x)) or not x.numel() or (x.numel() < self.LEAST and not replaying.get()):
-            return False
-        return self.is_untouched() and self.ready(*inputs)
+        return is_plain(x) and usable(x) and x.numel() > 0 and self.is_untouched() and self.ready(*inputs)
 
     def remember(self) -> None:
         """Takes down what is inside, to notice what changes later."""

@@ -24,7 +24,7 @@ from weft.fast.ops import (
     max_pool,
 )
 from weft.fast.swap import Fused, are_untouched, fused, taken_down
-from weft.fast.tape import Tape, Var, one, one_step
+from weft.fast.tape import Tape, Var, one
 from weft.kernels.switch import amp_dtype
 from weft.kernels.token_attention import MOST_TOKENS, fits, pixels_to_tokens_forward, split, tokens_to_pixels_forward
 from weft.models import layers, vt, vt_resnet
@@ -112,9 +112,8 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
         return t(Permute, conv_norm(t, t(Permute, x, TO_MAP), self.conv1, self.bn1, "relu"), FROM_MAP)
 
     def stem(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and self.is_fused(x):
-            return one_step(self.steps, x)
-        return vt_resnet.ResNetTrunk.stem(self, x)
+        plain = super().stem
+        return plain(x) if torch.compiler.is_compiling() else self.run(plain, x)
 
     def forward(self, x: Tensor, last: int | None = None) -> list[Tensor]:
         return vt_resnet.ResNetTrunk.forward(self, x, last)
@@ -124,16 +123,11 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
 
 
 class FusedTokens(Fused):
-    """A part that torch differentiates, but for one operation between tokens and pixels."""
+    """A part that reads the map once; torch differentiates it, but for one operation between tokens and pixels."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if not named and not torch.compiler.is_compiling() and self.is_fused(*inputs):
-            return self.briefly(*inputs)
-        return super(Fused, self).forward(*inputs, **named)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def briefly(self, *inputs: Any) -> Any:
-        """The same by reading the map once."""
-        raise NotImplementedError
+        plain = super(Fused, self).forward  # pyright: ignore[reportAttributeAccessIssue]
+        return plain(*inputs, **named) if torch.compiler.is_compiling() else self.run(plain, *inputs, **named)
 
 
 def absorb(conv: vt.GroupedConv, tokens: Tensor) -> Tensor:
@@ -169,7 +163,7 @@ class FusedFilterTokenizer(FusedTokens, vt.FilterTokenizer):
     def fits(cls, module: Any) -> bool:
         return type(module.value) in (vt.GroupedConv, nn.Identity)
 
-    def briefly(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    def compute(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         attention = (self.coefficients(x).flatten(1, 2) * self.scale).softmax(dim=1).transpose(1, 2)  # (B, L, H*W)
         means = attention @ x.flatten(1, 2)
         return self.token(self.value(means.unsqueeze(2)).flatten(1, 2))
@@ -184,7 +178,7 @@ class FusedRecurrentTokenizer(FusedTokens, vt.RecurrentTokenizer):
     def ready(self, *inputs: Any) -> bool:
         return inputs[1].shape[1] <= MOST_TOKENS
 
-    def briefly(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def compute(self, x: Tensor, tokens: Tensor) -> Tensor:
         asking = tokens.shape[1] - self.carried
         q = self.query(tokens[:, :asking])
         keys = absorb(self.key, q)
@@ -206,7 +200,7 @@ class FusedTransformer(FusedTokens, vt.Transformer):
     def ready(self, *inputs: Any) -> bool:
         return inputs[0].shape[1] <= MOST_TOKENS and not drops(self.drop)
 
-    def briefly(self, tokens: Tensor) -> Tensor:
+    def compute(self, tokens: Tensor) -> Tensor:
         column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
         q, k, v = (conv(column).flatten(1, 2) for conv in (self.query, self.key, self.value))
         k, v = split(k, self.num_heads), split(v, self.num_heads)
@@ -225,7 +219,7 @@ class FusedProjector(FusedTokens, vt.Projector):
     def ready(self, *inputs: Any) -> bool:
         return inputs[1].shape[1] <= MOST_TOKENS
 
-    def briefly(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def compute(self, x: Tensor, tokens: Tensor) -> Tensor:
         key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
         keys, values = split(absorb(self.query, key), self.heads), split(value, self.heads)
         scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
