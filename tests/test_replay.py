@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import weft
+from tests.fake_graphs import State, install
 from weft.fast import replay
-from weft.fast.replay import WARM_UPS, circumstances, state, uncached, writable_copy
+from weft.fast.graphs import circumstances, uncached, writable_copy
+from weft.fast.replay import WARM_UPS, state
 from weft.kernels.switch import switched
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -48,14 +49,16 @@ def test_circumstances_that_need_a_recording_of_their_own():
     x, found = torch.ones(2, 3), []
     found.append(circumstances(x))
     found.append(circumstances(x.double()))
-    found.append(circumstances(torch.ones(3, 2).T))
+    found.append(circumstances(torch.ones(3, 2)))
     with torch.inference_mode():
         found.append(circumstances(x))
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             found.append(circumstances(x))
     assert len(set(found)) == 6
-    assert circumstances(torch.zeros(2, 3)) == found[0]
+    assert circumstances(torch.zeros(3, 2).T) == found[0]
+    picture = torch.ones(2, 3, 4, 5)
+    assert circumstances(picture) != circumstances(picture.to(memory_format=torch.channels_last))
 
 
 def test_states_that_need_a_recording_of_their_own():
@@ -88,75 +91,17 @@ def test_mistakes():
         weft.replay(wrapped)
 
 
-# Training, with a recording that computes in place of a GPU ------------------------------------------------------
-
-
-class Slow:
-    """What stands in for a `Pass`: it computes its gradients into the same memory each time, as a CUDA graph does.
-
-    Its forward pass spoils that memory, which a graph may use for something else then.
-    """
-
-    def __init__(self, model: nn.Module, x: Tensor, pool: Any):
-        self.model, self.given = model, x.clone()
-        self.weights = [p for p in model.parameters() if p.requires_grad]
-        self.weight_grads = [torch.zeros_like(p) for p in self.weights]
-        with torch.no_grad():
-            self.found = [model(x)]
-        self.found_grads, self.spec = [torch.zeros_like(self.found[0])], pytree.tree_flatten(x)[1]
-        self.forward, self.backward = Run(self._forward), Run(self._backward)
-
-    def _forward(self) -> None:
-        for grad in self.weight_grads:
-            grad.fill_(torch.nan)
-        self.found[0].copy_(self.model(self.given).detach())
-
-    def _backward(self) -> None:
-        with torch.enable_grad():
-            grads = torch.autograd.grad(self.model(self.given), self.weights, self.found_grads)
-        for mine, grad in zip(self.weight_grads, grads, strict=True):
-            mine.copy_(grad)
-
-
-class Run:
-    def __init__(self, run: Any):
-        self.replay = run
-
-
-class Answer:
-    """What stands in for a recorded inference."""
-
-    def __init__(self, model: nn.Module, x: Tensor):
-        with uncached(x):
-            self.wanted = model(x)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.wanted.clone()
-
-
-class State:
-    """What stands in for a generator of random numbers: it says when it was put back."""
-
-    restored = False
-
-    def clone_state(self) -> str:
-        return "before"
-
-    def graphsafe_set_state(self, state: str) -> None:
-        self.restored = state == "before"
+# Recordings without a GPU ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def generator(monkeypatch) -> State:
-    """Lets the tensors of a CPU pass for those of a GPU, with recordings that compute."""
+    """Lets the tensors of a CPU pass for those of a GPU."""
     monkeypatch.setattr(replay, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(replay, "free_cache", lambda: None)
+    monkeypatch.setattr(replay, "warm_up", lambda model, x: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    state = State()
-    monkeypatch.setattr(replay, "generator_of", lambda device: state)
-    monkeypatch.setattr(replay, "Pass", Slow)
-    monkeypatch.setattr(replay, "Answer", Answer)
-    return state
+    return install(monkeypatch)
 
 
 @pytest.fixture
@@ -193,7 +138,6 @@ def test_training_is_replayed_after_three_passes(fast):
 
 
 def test_gradients_add_up_over_passes_and_shapes(fast):
-    """Those of an earlier pass lie where a later one writes."""
     warm_up(fast, 5, 4)
     batches = [torch.randn(size, 3) for size in (5, 4, 5, 5, 4)]
     for x in batches:
@@ -281,8 +225,7 @@ def test_what_cannot_be_recorded_is_launched(fast, generator, monkeypatch, error
     def fails(*args: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(replay, "Pass", fails)
-    monkeypatch.setattr(replay, "Answer", fails)
+    monkeypatch.setattr(replay, "Recording", fails)
     fast.train(trains)
     x = torch.randn(5, 3)
     with torch.set_grad_enabled(trains), warnings.catch_warnings(record=True) as told:
@@ -301,7 +244,7 @@ def test_a_failure_forgets_what_drew_from_the_former_generator(fast, monkeypatch
     def fails(*args: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(replay, "Pass", fails)
+    monkeypatch.setattr(replay, "Recording", fails)
     with pytest.warns(UserWarning, match="no memory"):
         fast(torch.randn(4, 3)).sum().backward()
     assert not fast.holds_memory

@@ -26,7 +26,13 @@ _will_be_kept = torch._C._autograd._get_current_graph_task_keep_graph  # pyright
 def circumstances(x: Tensor) -> Key:
     """All that decides what a module launches for `x`, and what kind of tensor it gives."""
     amp = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
-    return x.shape, x.stride(), x.dtype, x.device, amp, torch.is_inference_mode_enabled(), kernels_are_on()
+    return x.shape, layout(x), x.dtype, x.device, amp, torch.is_inference_mode_enabled(), kernels_are_on()
+
+
+def layout(x: Tensor) -> torch.memory_format:
+    """How a copy of `x` lies in memory: as a map of channels last, or row by row."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
 
 
 @contextmanager
@@ -42,7 +48,7 @@ def uncached(x: Tensor) -> Iterator[None]:
 def writable_copy(x: Tensor) -> Tensor:
     """One that may be written to later, outside of inference mode, too."""
     with torch.inference_mode(False), torch.no_grad():
-        return x.clone()
+        return x.clone(memory_format=layout(x))
 
 
 def attempt(record: Callable[[], Any], x: Tensor) -> Any:

@@ -26,7 +26,12 @@ class Body(nn.Module):
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module]):
         super().__init__()
-        self.function, self.inside = function, nn.ModuleList(modules)
+        self.function, self.inside = function, nn.ModuleList()
+        inside: set[nn.Module] = set()
+        for module in modules:
+            if module not in inside:  # each once: what stands in for a parameter has one name
+                self.inside.append(module)
+                inside.update(module.modules())
 
     def forward(self, *inputs: Tensor | None) -> Any:
         return self.function(*inputs)

@@ -142,14 +142,19 @@ class Replayed(nn.Module):
         return Recording(self.model, [x], self._pool)
 
     def _record_answer(self, x: Tensor) -> Recording:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), uncached(x):
-            for _ in range(WARM_UPS):
-                self.model(x)
-        torch.cuda.current_stream().wait_stream(stream)
+        warm_up(self.model, x)
         free_cache()
         return Recording(self.model, [x], Pool())
+
+
+def warm_up(model: nn.Module, x: Tensor) -> None:
+    """Calls the model as often as a recording needs it to, in another stream, as that does."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), uncached(x):
+        for _ in range(WARM_UPS):
+            model(x)
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def free_cache() -> None:
