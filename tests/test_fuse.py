@@ -12,7 +12,7 @@ from torch import nn
 import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
-from weft.fast.linear_act import LinearAct
+from weft.fast.packed_linear import PackedLinear
 
 
 @pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
@@ -99,7 +99,7 @@ def test_gradients_of_a_fused_copy():
 
 @torch.no_grad()
 def test_packed_weights_follow_changes_in_place():
-    layer = LinearAct(nn.Linear(6, 4), "gelu")
+    layer = PackedLinear.of(nn.Linear(6, 4), "gelu")
     x = torch.randn(3, 6)
 
     def check_layer() -> None:
