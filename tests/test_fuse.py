@@ -156,6 +156,13 @@ def test_layers_of_other_classes_are_called(where):
 
 
 @torch.no_grad()
+def test_a_fused_copy_is_one_graph_for_compilers():
+    fused, picture = weft.fuse(timm.create_model("cvt_nano", **SMALL["cvt_nano"])), torch.randn(2, 3, 40, 40)
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(picture), fused(picture), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_counters_see_the_products_of_a_fused_copy():
     model = timm.create_model("cvt_nano", global_pool="avg").requires_grad_(False)
     picture, counts = torch.randn(1, 3, 32, 32), []

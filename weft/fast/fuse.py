@@ -55,8 +55,9 @@ def fuse(model: ModelT) -> ModelT:
     computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the
     linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else; keys and
     values of CvT need no bias. Weights are laid out in memory as the kernels read them, which saves a copy per call;
-    `packed_linear` and `on_cpu` say what else is done. The outputs are those of `model.eval()` up to rounding. The copy is
-    for inference: its parameters no longer match checkpoints of the model.
+    on a CPU linear layers keep a second, packed copy for that. `packed_linear` and `on_cpu` say what else is done. The
+    outputs are those of `model.eval()` up to rounding. The copy is for inference: its parameters no longer match
+    checkpoints of the model.
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.fuse takes a model, not {type(model).__name__}; make one with weft.create_model.")

@@ -23,13 +23,13 @@ def takes_packed(x: Tensor) -> bool:
     """Whether this is eager float32 inference on a CPU: packed weights have no gradient and fit into no graph."""
     return (
         HAS_ONEDNN
+        and not torch.compiler.is_compiling()  # first: compilers cannot follow what is asked behind it
         and is_plain(x)
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.numel() > 0
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
     )
 
