@@ -80,7 +80,7 @@ def fuse(model: ModelT) -> ModelT:
             module.fused = True  # pyright: ignore[reportArgumentType]  and so it cannot be saved
         elif isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-        elif type(module) in LINEAR:
+        elif isinstance(module, nn.Linear) and type(module) in LINEAR:
             if not isinstance(module, PackedLinear):
                 PackedLinear.of(module)
             module.weight.data = module.weight.data.t().contiguous().t()  # (out, in), stored by columns

@@ -63,7 +63,7 @@ class FusedTokenBlock(FusedBlock):
         z, z_cls = part(self.norm1(tokens), x, cls)
         q, k, v = self.attn.project(z.contiguous(), z_cls)  # pyright: ignore[reportCallIssue]
         y = self.attn.answer(q, k, v)  # pyright: ignore[reportCallIssue]
-        tokens = self.attn.proj.add_to(tokens, y)  # pyright: ignore[reportCallIssue]
+        tokens = self.attn.proj.add_to(tokens, y)  # pyright: ignore
         y = self.mlp.act(self.mlp.fc1(self.norm2(tokens)))
         tokens = self.mlp.fc2.add_to(tokens, y)  # pyright: ignore[reportCallIssue]
         return part(tokens, x, cls)

@@ -49,9 +49,10 @@ class PackedLinear(nn.Linear):
     @classmethod
     def of(cls, linear: nn.Linear, act: str = "none") -> "PackedLinear":
         """Makes `linear` one of these, in place. Its hooks stay."""
-        linear.__class__ = cls
-        linear.act, linear.packed = act, None  # pyright: ignore[reportAttributeAccessIssue]
-        return linear  # pyright: ignore[reportReturnType]
+        layer: Any = linear
+        layer.__class__ = cls
+        layer.act, layer.packed = act, None
+        return layer
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
