@@ -8,11 +8,12 @@ import timm
 import torch
 from timm.layers import QuickGELU
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.conftest import randomise
 from tests.variants import SMALL, SWITCHES
-from weft.fast.linear_act import LinearAct
+from weft.fast.packed_linear import PackedLinear
 
 
 @pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
@@ -99,7 +100,7 @@ def test_gradients_of_a_fused_copy():
 
 @torch.no_grad()
 def test_packed_weights_follow_changes_in_place():
-    layer = LinearAct(nn.Linear(6, 4), "gelu")
+    layer = PackedLinear.of(nn.Linear(6, 4), "gelu")
     x = torch.randn(3, 6)
 
     def check_layer() -> None:
@@ -114,6 +115,62 @@ def test_packed_weights_follow_changes_in_place():
     check_layer()
     layer.weight = nn.Parameter(torch.randn(4, 6))
     check_layer()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_layers_take_any_tokens(dtype, bias):
+    plain = nn.Linear(6, 4, bias=bias, dtype=dtype)
+    layer = PackedLinear.of(copy.deepcopy(plain))
+    tokens = torch.randn(3, 5, 6, dtype=dtype)
+    for y in (tokens, tokens[:, :1], torch.randn(3, 6, 5, dtype=dtype).mT, tokens[:0], tokens[0, 0], tokens[:, None]):
+        torch.testing.assert_close(layer(y), plain(y))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_in_products_leave_their_terms_alone(dtype):
+    plain = nn.Linear(6, 4, dtype=dtype)
+    layer, y = PackedLinear.of(copy.deepcopy(plain)), torch.randn(3, 5, 6, dtype=dtype)
+    for x in (torch.randn(3, 5, 4, dtype=dtype), torch.randn(3, 4, 5, dtype=dtype).mT):
+        before = x.clone()
+        torch.testing.assert_close(layer.add_to(x, y), x + plain(y))
+        assert torch.equal(x, before)
+    assert layer.add_to(x[:0], y[:0]).shape == (0, 5, 4)
+
+
+class Halved(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) / 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["attn.proj", "attn.proj_q", "mlp.fc1", "mlp.fc2"])
+def test_layers_of_other_classes_are_called(where):
+    """Somebody's own kind of linear layer is no product to be added to something else."""
+    model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"]))
+    for stage in model.stages:
+        stage.blocks[0].get_submodule(where).__class__ = Halved
+    check(model, torch.randn(2, 3, 40, 40))
+
+
+@torch.no_grad()
+def test_a_fused_copy_is_one_graph_for_compilers():
+    fused, picture = weft.fuse(timm.create_model("cvt_nano", **SMALL["cvt_nano"])), torch.randn(2, 3, 40, 40)
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(picture), fused(picture), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_counters_see_the_products_of_a_fused_copy():
+    model = timm.create_model("cvt_nano", global_pool="avg").requires_grad_(False)
+    picture, counts = torch.randn(1, 3, 32, 32), []
+    for network in (model.eval(), weft.fuse(model)):
+        with FlopCounterMode(display=False) as counter:
+            network(picture)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ swap.py       fast, plain: fused forms in place of plain classes, and back
 tape.py       a block as one step for torch
 ops.py linear.py blocks.py      what fused forms are made of
 ceit.py cetnet.py cvt.py vitae.py vt.py      the forms, a file for each family
-fuse.py       the copy for inference; class_token.py linear_act.py on_cpu.py what runs differently in it
+fuse.py       the copy for inference; class_token.py packed_linear.py on_cpu.py what runs differently in it
 replay.py     a model's launches recorded as a CUDA graph
 """
 

@@ -6,9 +6,9 @@ import timm.layers
 from torch import nn
 
 from weft.fast.linear import mlp
-from weft.fast.linear_act import LinearAct
+from weft.fast.packed_linear import LINEAR, PackedLinear
 from weft.fast.tape import Tape, Var
-from weft.models.layers import LayerNorm, PointwiseConv, QuickGELU
+from weft.models.layers import LayerNorm, QuickGELU
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.GELU: "gelu", nn.SiLU: "silu", QuickGELU: "quick_gelu"}
 
@@ -24,7 +24,7 @@ def is_usual_mlp(module: Any) -> bool:
     """Whether this is timm's MLP of two linear layers with biases, and nothing else between or behind them."""
     return (
         type(module) is timm.layers.Mlp
-        and type(module.fc2) is nn.Linear
+        and type(module.fc2) in (nn.Linear, PackedLinear)
         and is_linear(module.fc1, module.fc2)
         and isinstance(module.norm, nn.Identity)
         and mlp_activation(module) is not None
@@ -33,9 +33,9 @@ def is_usual_mlp(module: Any) -> bool:
 
 def mlp_activation(module: Any) -> str | None:
     """The activation of an MLP; in the copies that `weft.fuse` makes it belongs to the first layer."""
-    if type(module.fc1) is LinearAct and isinstance(module.act, nn.Identity):
-        return module.fc1.act
-    return activation_of(module.act) if type(module.fc1) is nn.Linear else None
+    if type(module.fc1) is PackedLinear and module.fc1.act != "none":
+        return module.fc1.act if isinstance(module.act, nn.Identity) else None
+    return activation_of(module.act) if type(module.fc1) in (nn.Linear, PackedLinear) else None
 
 
 def run_mlp(t: Tape, x: Var, module: Any) -> Var:
@@ -53,6 +53,3 @@ def is_layer_norm(*modules: Any) -> bool:
 def is_linear(*modules: Any) -> bool:
     """Whether all of these are linear layers with a bias, not of a class derived from them."""
     return all(type(module) in LINEAR and module.bias is not None for module in modules)
-
-
-LINEAR = (nn.Linear, PointwiseConv, LinearAct)

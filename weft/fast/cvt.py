@@ -25,6 +25,7 @@ from weft.fast.ops import (
     norm_tokens,
     trains,
 )
+from weft.fast.packed_linear import LINEAR
 from weft.fast.swap import Fused, fused, is_exactly
 from weft.fast.tape import Function, Tape, Var
 from weft.kernels.attention import MOST_KEYS, attention_forward, suits_heads
@@ -97,7 +98,7 @@ class FusedBlock(Fused, cvt.Block):
         attn = module.attn
         branches = (attn.conv_proj_q, attn.conv_proj_k, attn.conv_proj_v)
         layers = (attn.proj_q, attn.proj_k, attn.proj_v, attn.proj)
-        known = type(attn) is cvt.Attention and is_projection(*branches) and all(type(x) is nn.Linear for x in layers)
+        known = type(attn) is cvt.Attention and is_projection(*branches) and all(type(x) in LINEAR for x in layers)
         usual = is_usual_mlp(module.mlp) and is_usual_drop_path(module.drop_path)
         return known and usual and is_layer_norm(module.norm1, module.norm2)
 

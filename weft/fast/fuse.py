@@ -14,8 +14,8 @@ from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from weft.errors import WeftError
 from weft.fast.class_token import FusedClassTokenCvT, FusedClassTokenStage
-from weft.fast.linear_act import LinearAct
 from weft.fast.on_cpu import FusedTokenBlock
+from weft.fast.packed_linear import LINEAR, PackedLinear
 from weft.fast.replay import Replayed
 from weft.fast.swap import fast, plain
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
@@ -55,8 +55,9 @@ def fuse(model: ModelT) -> ModelT:
     computes in three passes over memory, becomes one: x sigmoid(a x) = SiLU(a x) / a, and both factors go into the
     linear layers beside it. Where only the class token is read, the last block of CvT computes nothing else; keys and
     values of CvT need no bias. Weights are laid out in memory as the kernels read them, which saves a copy per call;
-    `linear_act` and `on_cpu` say what else is done. The outputs are those of `model.eval()` up to rounding. The copy is
-    for inference: its parameters no longer match checkpoints of the model.
+    on a CPU linear layers keep a second, packed copy for that. `packed_linear` and `on_cpu` say what else is done. The
+    outputs are those of `model.eval()` up to rounding. The copy is for inference: its parameters no longer match
+    checkpoints of the model.
     """
     if not isinstance(model, nn.Module):
         raise WeftError(f"weft.fuse takes a model, not {type(model).__name__}; make one with weft.create_model.")
@@ -79,7 +80,9 @@ def fuse(model: ModelT) -> ModelT:
             module.fused = True  # pyright: ignore[reportArgumentType]  and so it cannot be saved
         elif isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and type(module) in LINEAR:
+            if not isinstance(module, PackedLinear):
+                PackedLinear.of(module)
             module.weight.data = module.weight.data.t().contiguous().t()  # (out, in), stored by columns
     return fast(fused.eval())
 
@@ -105,8 +108,8 @@ def _fold_activation(mlp: Mlp, slope: float = 1.702) -> None:
             mlp.fc2.weight.div_(slope)
         mlp.act = nn.SiLU()
     name = "silu" if isinstance(mlp.act, nn.SiLU) else "gelu" if isinstance(mlp.act, nn.GELU) else None
-    if name is not None and isinstance(mlp.fc1, nn.Linear) and getattr(mlp.act, "approximate", "none") == "none":
-        mlp.fc1, mlp.act = LinearAct(mlp.fc1, name), nn.Identity()
+    if name is not None and type(mlp.fc1) is nn.Linear and getattr(mlp.act, "approximate", "none") == "none":
+        mlp.fc1, mlp.act = PackedLinear.of(mlp.fc1, name), nn.Identity()
 
 
 @torch.no_grad()

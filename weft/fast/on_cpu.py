@@ -1,6 +1,6 @@
 """What the copies that `weft.fuse` makes do differently on a CPU, where passes over memory cost as much as arithmetic.
 
-The products that end the branches of CvT's blocks are added to the sums they belong to, in place.
+The products that end the branches of CvT's blocks are added to the sums they belong to while they are computed.
 """
 
 from typing import Any, Optional
@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.fast.cvt import FusedBlock
+from weft.fast.packed_linear import PackedLinear
 from weft.fast.swap import PLAIN, are_untouched, taken_down
 from weft.models.cvt import Block
 from weft.models.layers import join, part, present
-
-
-def add_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x + F.linear(y, weight, bias) of (B, N, C) tokens: the product is added where x + bias already lies."""
-    total = (x + bias).flatten(0, 1)  # a copy where x is no row of tokens in memory
-    return total.addmm_(y.flatten(0, 1), weight.t()).view(x.shape)
 
 
 class FusedTokenBlock(FusedBlock):
@@ -59,18 +54,18 @@ class FusedTokenBlock(FusedBlock):
 
     def may_be_read(self) -> bool:
         """Whether what is not called here, but read, would do no more than is read: drop something, or call hooks."""
-        if self.training or torch.compiler.is_compiling():
-            return not self.training
-        return are_untouched(self.__dict__["_passed_by"], self)
+        if self.training or not (type(self.attn.proj) is type(self.mlp.fc2) is PackedLinear):
+            return False
+        return torch.compiler.is_compiling() or are_untouched(self.__dict__["_passed_by"], self)
 
     def forward_tokens(self, x: Tensor, cls: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
         tokens = join(cls, x)  # (B, [1 +] H*W, C)
         z, z_cls = part(self.norm1(tokens), x, cls)
         q, k, v = self.attn.project(z.contiguous(), z_cls)  # pyright: ignore[reportCallIssue]
         y = self.attn.answer(q, k, v)  # pyright: ignore[reportCallIssue]
-        tokens = add_linear(tokens, y, self.attn.proj.weight, self.attn.proj.bias)  # pyright: ignore
+        tokens = self.attn.proj.add_to(tokens, y)  # pyright: ignore
         y = self.mlp.act(self.mlp.fc1(self.norm2(tokens)))
-        tokens = add_linear(tokens, y, self.mlp.fc2.weight, self.mlp.fc2.bias)  # pyright: ignore[reportArgumentType]
+        tokens = self.mlp.fc2.add_to(tokens, y)  # pyright: ignore[reportCallIssue]
         return part(tokens, x, cls)
 
 

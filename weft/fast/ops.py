@@ -12,6 +12,7 @@ from timm.layers import Attention, DropPath
 from torch import Tensor, nn
 
 from weft.fast.linear import ALONE, Linears, linear
+from weft.fast.packed_linear import LINEAR
 from weft.fast.tape import Function, Tape, Var
 from weft.kernels.activation import activation_forward
 from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics
@@ -427,7 +428,8 @@ def is_usual_attention(attn: Any) -> bool:
     """Whether this is timm's attention without any of its options."""
     return (
         type(attn) is Attention
-        and type(attn.qkv) is type(attn.proj) is nn.Linear
+        and type(attn.qkv) in LINEAR
+        and type(attn.proj) in LINEAR
         and isinstance(attn.q_norm, nn.Identity)
         and isinstance(attn.k_norm, nn.Identity)
         and isinstance(getattr(attn, "norm", nn.Identity()), nn.Identity)
