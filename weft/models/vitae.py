@@ -48,6 +48,7 @@ from weft.models.layers import (
     join,
     pad_to_multiple,
     part,
+    to_autocast,
     to_nchw,
     to_nhwc,
 )
@@ -84,7 +85,8 @@ class PRM(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        branches = [to_nhwc(conv(to_nchw(x))) for conv in self.convs]
+        x = to_nchw(to_autocast(x))  # once, where each convolution would convert the picture for itself, and keep it
+        branches = [to_nhwc(conv(x)) for conv in self.convs]
         return F.gelu(torch.cat(branches, dim=-1))
 
 
