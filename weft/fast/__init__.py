@@ -10,7 +10,8 @@ tape.py       a block as one step for torch
 ops.py linear.py blocks.py      what fused forms are made of
 ceit.py cetnet.py cvt.py vitae.py vt.py      the forms, a file for each family
 fuse.py       the copy for inference; class_token.py packed_linear.py on_cpu.py what runs differently in it
-replay.py     a model's launches recorded as a CUDA graph
+record.py     a block's launches recorded, replay.py a model's; graphs.py recordings, CUDA graphs
+rehearse.py   kernels compiled at a model's first call; compiled.py what torch.compile sees
 """
 
 import sys

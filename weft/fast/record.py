@@ -42,6 +42,7 @@ class Recordings:
 
     def __init__(self) -> None:
         self.made: dict[Key, Recording | None] = {}  # None: cannot be recorded
+        self.first: Key | None = None
         self.last: Key | None = None
         self.times = 0
 
@@ -53,8 +54,8 @@ class Recordings:
 
     @property
     def is_near(self) -> bool:
-        """Whether the next call is recorded if it is like the last one."""
-        return self.times == IN_A_ROW - 1
+        """Whether the next call will be recorded if it is like the last one, or is still to be expected to."""
+        return self.times == IN_A_ROW - 1 or self.last == self.first
 
     def run(self, function: Callable[..., Any], parts: Sequence[nn.Module], inputs: Sequence[Tensor | None]) -> Any:
         """`function(*inputs)`, replayed; None where there is no recording, or it is in use."""
@@ -74,6 +75,7 @@ class Recordings:
             del self.made[key]
         self.times = self.times + 1 if key == self.last else 1
         self.last = key
+        self.first = self.first or key
         if self.times < IN_A_ROW or not has_memory(inputs[0].device):
             return None
         made = self.made[key] = attempt(lambda: _record(Body(function, parts), inputs), inputs[0])
