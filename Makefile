@@ -33,18 +33,18 @@ lint: $(INSTALLED) ## ruff and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
-	@$(BIN)/python tests/fetch_timm_tests.py
+	@$(BIN)/python -m tests.helpers.fetch_timm_tests
 
 catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `weft models`
-	$(BIN)/python -m weft.analysis.catalog
+	$(BIN)/python -m weft.catalog.catalog
 
 docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures again (about three minutes)
-	$(BIN)/python -m docs.counts
-	$(BIN)/python -m docs.draw
+	$(BIN)/python -m tools.counts
+	$(BIN)/python -m tools.draw
 
 gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks, OUTLINES="camvid" in place of photographs)
 	@test -n "$(RUNS)" || { echo 'Say which runs: make gallery RUNS="runs/a runs/b"'; exit 2; }
-	$(BIN)/python -m docs.gallery --runs $(RUNS) --foreground $(FOREGROUND) --outlines $(OUTLINES)
+	$(BIN)/python -m tools.gallery --runs $(RUNS) --foreground $(FOREGROUND) --outlines $(OUTLINES)
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results
@@ -57,7 +57,7 @@ pictures-given:
 
 bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and the tables of docs/performance.md and the README from it
 	$(BIN)/python benchmarks/gpu_speed.py --train --infer --first
-	$(BIN)/python -m docs.performance
+	$(BIN)/python -m tools.performance
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build *.egg-info

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import weft
 import weft.heads.folder
 from weft.heads.features import Features
-from weft.predict import evaluate, find_pictures, load
+from weft.run.predictor import evaluate, find_pictures, load
 
 DECODERS = {
     "fpn": lambda channels: FPNDecoder(channels, pyramid_channels=256, segmentation_channels=128, dropout=0.0),

@@ -25,7 +25,7 @@ from torch import nn
 import weft
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests belong to the repository, not to the package
-from tests.published import OfficialCeiT
+from tests.helpers.published import OfficialCeiT
 
 torch._inductor.config.freezing = True  # weights are constants in inference
 WARM_UP, CALLS = 1, 3

@@ -18,12 +18,12 @@ import timm
 import torch
 
 import weft  # noqa: F401  registers the models
-from weft.analysis.cost import count_macs
+from weft.catalog.cost import count_macs
 from weft.config import Config, override
-from weft.data.transforms import Preprocessing
+from weft.data.augment.transforms import Preprocessing
 from weft.engine.optim import make_optimizer
 from weft.heads.folder import Plan, build
-from weft.tasks.make import make_task
+from weft.tasks.registry import make_task
 
 SEGMENT = [
     (model, head, 512, 8)

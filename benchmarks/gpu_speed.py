@@ -31,10 +31,10 @@ import torch
 import torch.nn.functional as F
 
 import weft
-from weft.analysis.show import columns as aligned
-from weft.bench import build, check_names, facts
-from weft.compiling import compile_model
+from weft.engine.compiling import compile_model
 from weft.files import write_text
+from weft.report.text import columns as aligned
+from weft.study.speed import build, check_names, facts
 
 RESULTS = Path(__file__).parent / "results"
 WORKER = [sys.executable, __file__, "--one"]

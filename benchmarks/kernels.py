@@ -2,9 +2,9 @@
 
     python benchmarks/kernels.py [--only OPERATION...] [--out FILE]
 
-What is found belongs into weft/kernels/launches.py. Shapes are those of the models at 224 pixels, with 128 pictures to
-train and 256 for what inference has alone. The floor of a case is its tensors, each read or written once, at the rate
-of a copy.
+What is found belongs into weft/kernels/tuning/launches.py. Shapes are those of the models at 224 pixels, with 128
+pictures to train and 256 for what inference has alone. The floor of a case is its tensors, each read or written once,
+at the rate of a copy.
 """
 
 import argparse
@@ -18,30 +18,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.activation import activation_backward, activation_forward
-from weft.kernels.ahead import compile_ahead
-from weft.kernels.attention import attention_forward
-from weft.kernels.batch_norm import batch_norm_act_backward, batch_norm_act_forward, batch_norm_statistics
-from weft.kernels.conv_act import conv_act_forward
-from weft.kernels.depthwise import depthwise_backward, depthwise_forward
-from weft.kernels.grouped import grouped_conv_backward, grouped_conv_forward
-from weft.kernels.launches import forced
-from weft.kernels.layer_norm import residual_norm_backward, residual_norm_forward
-from weft.kernels.linear_act import linear_act_forward
-from weft.kernels.norm_depthwise import norm_depthwise, norm_depthwise_backward
-from weft.kernels.op import Operation
-from weft.kernels.performer import performer_backward, performer_forward
-from weft.kernels.pool import max_pool_backward, max_pool_forward
-from weft.kernels.qkv import qkv_backward, qkv_forward
-from weft.kernels.residual import add_branch_forward
-from weft.kernels.stem import stem_backward, stem_forward
-from weft.kernels.token_attention import (
+from weft.kernels.ops.activation import activation_backward, activation_forward
+from weft.kernels.ops.attention import attention_forward
+from weft.kernels.ops.batch_norm import batch_norm_act_backward, batch_norm_act_forward, batch_norm_statistics
+from weft.kernels.ops.conv_act import conv_act_forward
+from weft.kernels.ops.depthwise import depthwise_backward, depthwise_forward
+from weft.kernels.ops.grouped import grouped_conv_backward, grouped_conv_forward
+from weft.kernels.ops.layer_norm import residual_norm_backward, residual_norm_forward
+from weft.kernels.ops.linear_act import linear_act_forward
+from weft.kernels.ops.norm_depthwise import norm_depthwise, norm_depthwise_backward
+from weft.kernels.ops.op import Operation
+from weft.kernels.ops.performer import performer_backward, performer_forward
+from weft.kernels.ops.pool import max_pool_backward, max_pool_forward
+from weft.kernels.ops.qkv import qkv_backward, qkv_forward
+from weft.kernels.ops.residual import add_branch_forward
+from weft.kernels.ops.stem import stem_backward, stem_forward
+from weft.kernels.ops.token_attention import (
     pixels_to_tokens_backward,
     pixels_to_tokens_forward,
     tokens_to_pixels_backward,
     tokens_to_pixels_forward,
 )
-from weft.kernels.window_attention import window_attention, window_attention_backward
+from weft.kernels.ops.window_attention import window_attention, window_attention_backward
+from weft.kernels.tuning.ahead import compile_ahead
+from weft.kernels.tuning.launches import forced
 
 HALF, TOLERANCE = torch.bfloat16, 2e-2  # of the largest value
 CALLS, REPLAYS, MATRIX = 4, 5, 8192

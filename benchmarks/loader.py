@@ -26,11 +26,11 @@ from PIL import Image
 from timm.data import ImageDataset, auto_augment, create_loader
 
 from weft.config import AugmentConfig
+from weft.data.augment.ops import posterize
+from weft.data.augment.transforms import Augmentation, Preprocessing
 from weft.data.loader import train_batches
-from weft.data.ops import posterize
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
-from weft.data.transforms import Augmentation, Preprocessing
 
 BATCH = 64
 SIZES = {"as they are": None, "500 x 375": (500, 375), "2000 x 1500": (2000, 1500)}

@@ -23,12 +23,12 @@ from torch import Tensor
 import weft
 from weft.config import Config, override
 from weft.data.loader import Batch
-from weft.engine import session
-from weft.engine.choose import choose_preprocessing, fill
 from weft.engine.device import World, pick_device
 from weft.engine.fit_machine import find_micro_batch
 from weft.engine.loop import GPU_DELAY, Trainer
-from weft.engine.recipes import find_recipe
+from weft.run import session
+from weft.run.choose import choose_preprocessing, fill
+from weft.run.recipes import find_recipe
 
 ROUNDS = 3
 

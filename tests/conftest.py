@@ -49,6 +49,6 @@ def randomise(model: nn.Module) -> nn.Module:
 @pytest.fixture
 def command():
     """Runs `weft` in this process; returns its exit code, standard output and standard error."""
-    from tests import small_runs
+    from tests.helpers import small_runs
 
     return small_runs.command

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft import WeftError
-from weft.cli import take_keys
+from weft.cli.app import take_keys
 from weft.config import Config, describe_keys, known_keys, override, read_yaml, to_yaml
-from weft.training import SHORT, name_settings
+from weft.run.train import SHORT, name_settings
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from weft.fast.fuse import fuse
     from weft.fast.replay import replay
     from weft.fast.swap import fast, plain
-    from weft.models.convert import convert
-    from weft.models.folder import save_model
-    from weft.models.host import load_host
     from weft.models.registry import create_model, list_models
-    from weft.predict import load
-    from weft.training import Run, train
+    from weft.models.weights.convert import convert
+    from weft.models.weights.folder import save_model
+    from weft.models.weights.host import load_host
+    from weft.run.predictor import load
+    from weft.run.train import Run, train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "Run": "weft.training",
+    "Run": "weft.run.train",
     "WeftError": "weft.errors",
-    "convert": "weft.models.convert",
+    "convert": "weft.models.weights.convert",
     "create_model": "weft.models.registry",
     "fuse": "weft.fast.fuse",
     "list_models": "weft.models.registry",
-    "load": "weft.predict",
-    "load_host": "weft.models.host",
+    "load": "weft.run.predictor",
+    "load_host": "weft.models.weights.host",
     "plain": "weft.fast.swap",
     "replay": "weft.fast.replay",
-    "save_model": "weft.models.folder",
-    "train": "weft.training",
+    "save_model": "weft.models.weights.folder",
+    "train": "weft.run.train",
 }
 
 

@@ -1,3 +1,3 @@
-from weft.cli import main
+from weft.cli.app import main
 
 main()

@@ -1,7 +1,7 @@
 """Every setting of a training run: typed, checked, read from YAML and the command line, written back as YAML.
 
 A run's settings are laid over each other: the defaults here, a recipe, a configuration file, options. What is still
-open then (`auto`) is chosen from data and device by `weft.engine.choose`, and the result is written to config.yaml.
+open then (`auto`) is chosen from data and device by `weft.run.choose`, and the result is written to config.yaml.
 """
 
 import dataclasses

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from weft.data.objects import Objects
-from weft.data.shapes import area_of, extent
-from weft.data.sources import Names, Pixels, Source
+from weft.data.boxes.objects import Objects
+from weft.data.boxes.shapes import area_of, extent
+from weft.data.sources.source import Names, Pixels, Source
 
 FASHION, NUCLEI = "fashion-mnist-mini", "nuclei-mini"  # folders
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from weft.data.pairs import align
+from weft.data.augment.pairs import align
+from weft.data.augment.transforms import Preprocessing
 from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, Plan
-from weft.data.transforms import Preprocessing
 from weft.errors import WeftError
 
 PREFETCH = 2  # batches each worker makes ahead

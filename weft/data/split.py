@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.config import DataConfig
-from weft.data.sources import Source, fingerprint, some
+from weft.data.sources.source import Source, fingerprint, some
 from weft.errors import WeftError
 from weft.files import write_text
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.compiling import compile_model
 from weft.config import Config
 from weft.data.loader import Batch, eval_batches, train_batches
+from weft.engine.compiling import compile_model
 from weft.engine.device import World, reduce_step, running_statistics
 from weft.engine.log import Screen
 from weft.engine.optim import learning_rate, stretched

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.data.augment.transforms import Preprocessing
 from weft.data.sampler import Plan
-from weft.data.sources import Source
+from weft.data.sources.source import Source
 from weft.data.split import Split
-from weft.data.transforms import Preprocessing
 from weft.engine.optim import Ema
 from weft.engine.state import whole
 from weft.errors import WeftError

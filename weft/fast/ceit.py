@@ -29,7 +29,7 @@ from weft.fast.ops import (
 )
 from weft.fast.swap import Fused, fused, is_exactly
 from weft.fast.tape import Tape, Var
-from weft.kernels.depthwise import depthwise_forward
+from weft.kernels.ops.depthwise import depthwise_forward
 from weft.models import ceit
 from weft.models.layers import ConvNorm, MaxPool
 

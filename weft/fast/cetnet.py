@@ -31,8 +31,8 @@ from weft.fast.ops import (
 )
 from weft.fast.swap import Fused, fused, is_exactly
 from weft.fast.tape import Tape, Var
-from weft.kernels.qkv import qkv_forward
-from weft.kernels.window_attention import fits, window_attention
+from weft.kernels.ops.qkv import qkv_forward
+from weft.kernels.ops.window_attention import fits, window_attention
 from weft.models import ce, ce_hosts, cetnet
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
 from weft.models.layers import ConvNorm

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.fast.swap import Fused, fused
-from weft.kernels.grouped import grouped_conv_forward, is_grouped
-from weft.kernels.performer import WIDEST, performer_forward
+from weft.kernels.ops.grouped import grouped_conv_forward, is_grouped
+from weft.kernels.ops.performer import WIDEST, performer_forward
+from weft.kernels.ops.window_attention import window_attention
 from weft.kernels.switch import amp_dtype, usable
-from weft.kernels.window_attention import window_attention
 from weft.models import cetnet, performer
 from weft.models.layers import to_nchw, to_nhwc
 

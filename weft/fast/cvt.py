@@ -28,8 +28,8 @@ from weft.fast.ops import (
 from weft.fast.packed_linear import LINEAR
 from weft.fast.swap import Fused, fused, is_exactly
 from weft.fast.tape import Function, Tape, Var
-from weft.kernels.attention import MOST_KEYS, attention_forward, suits_heads
-from weft.kernels.qkv import qkv_forward
+from weft.kernels.ops.attention import MOST_KEYS, attention_forward, suits_heads
+from weft.kernels.ops.qkv import qkv_forward
 from weft.models import cvt
 from weft.models.layers import ConvEmbed, ConvNorm
 

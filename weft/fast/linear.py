@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.fast.tape import Casts, Function, Tape, Var
-from weft.kernels.activation import activation_backward
-from weft.kernels.batch_norm import batch_norm_act_backward, batch_norm_act_forward
-from weft.kernels.linear_act import linear_act_forward
+from weft.kernels.ops.activation import activation_backward
+from weft.kernels.ops.batch_norm import batch_norm_act_backward, batch_norm_act_forward
+from weft.kernels.ops.linear_act import linear_act_forward
 
 ALONE = (None, False)
 Again = tuple[Callable[..., Tensor], tuple[Tensor | None, ...]]  # how to make a tensor again, and of what
@@ -165,7 +165,7 @@ def column_sums(x: Tensor) -> Tensor:
     """(N, C) -> (C,), at least in float32: the gradient of a bias."""
     if not x.is_cuda:
         return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
-    from weft.kernels.gpu import linear
+    from weft.kernels.triton import linear
 
     return linear.column_sums(x.contiguous())
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from weft.fast.linear import ALONE, Linears, linear
 from weft.fast.packed_linear import LINEAR
 from weft.fast.tape import Function, Tape, Var
-from weft.kernels.activation import activation_forward
-from weft.kernels.batch_norm import batch_norm_act_forward, batch_norm_statistics
-from weft.kernels.conv_act import conv_act_forward
-from weft.kernels.depthwise import depthwise_forward
-from weft.kernels.grouped import grouped_conv_forward, is_grouped
-from weft.kernels.layer_norm import residual_norm_forward
-from weft.kernels.norm_depthwise import norm_depthwise
-from weft.kernels.pool import max_pool_forward
-from weft.kernels.residual import add_branch_forward
-from weft.kernels.stem import stem_forward, suits_stem
+from weft.kernels.ops.activation import activation_forward
+from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics
+from weft.kernels.ops.conv_act import conv_act_forward
+from weft.kernels.ops.depthwise import depthwise_forward
+from weft.kernels.ops.grouped import grouped_conv_forward, is_grouped
+from weft.kernels.ops.layer_norm import residual_norm_forward
+from weft.kernels.ops.norm_depthwise import norm_depthwise
+from weft.kernels.ops.pool import max_pool_forward
+from weft.kernels.ops.residual import add_branch_forward
+from weft.kernels.ops.stem import stem_forward, suits_stem
 from weft.models.layers import MapConv, StochasticDepth
 
 HALF = (torch.bfloat16, torch.float16)

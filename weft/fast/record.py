@@ -117,7 +117,7 @@ def has_memory(device: torch.device) -> bool:
 def may_record(x: Tensor) -> bool:
     """Whether recordings are made and replayed here: on the current GPU, forward, and where nobody takes care of what
     is saved for the way back, as checkpointing does."""
-    from weft.kernels.gpu.launch import rehearsing  # imports Triton
+    from weft.kernels.triton.launch import rehearsing  # imports Triton
 
     return (
         x.is_cuda

@@ -13,8 +13,8 @@ from torch.nn.modules import module as module_hooks
 
 from weft.fast.record import may_record, records_here
 from weft.fast.swap import Fused, fused, is_plain, replaying
-from weft.kernels.ahead import compile_ahead
 from weft.kernels.switch import amp_dtype, usable
+from weft.kernels.tuning.ahead import compile_ahead
 from weft.models.ce_hosts import CESwin
 from weft.models.ceit import CeiT
 from weft.models.cetnet import CETNet
@@ -56,7 +56,7 @@ class Rehearsed(Fused):
     def rehearse(self, forward: Any, x: Tensor) -> None:
         if torch.compiler.is_compiling() or not (is_plain(x) and x.is_cuda and usable(x)):
             return
-        from weft.kernels.gpu.launch import rehearsing  # imports Triton
+        from weft.kernels.triton.launch import rehearsing  # imports Triton
 
         model: Any = self
         kind = (x.shape, x.dtype, x.device, amp_dtype(x), torch.is_grad_enabled(), model.training, replaying.get())

@@ -26,8 +26,8 @@ from weft.fast.ops import (
 )
 from weft.fast.swap import Fused, fused, is_exactly
 from weft.fast.tape import ByTorch, Function, Tape, Var
-from weft.kernels.performer import WIDEST, performer_forward
-from weft.kernels.stem import pyramid_forward, stem_backward, suits_stem
+from weft.kernels.ops.performer import WIDEST, performer_forward
+from weft.kernels.ops.stem import pyramid_forward, stem_backward, suits_stem
 from weft.models import performer, vitae
 from weft.models.layers import ConvNorm, pad_to_multiple
 

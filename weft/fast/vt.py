@@ -25,8 +25,14 @@ from weft.fast.ops import (
 )
 from weft.fast.swap import Fused, are_untouched, fused, taken_down
 from weft.fast.tape import Tape, Var, one
+from weft.kernels.ops.token_attention import (
+    MOST_TOKENS,
+    fits,
+    pixels_to_tokens_forward,
+    split,
+    tokens_to_pixels_forward,
+)
 from weft.kernels.switch import amp_dtype
-from weft.kernels.token_attention import MOST_TOKENS, fits, pixels_to_tokens_forward, split, tokens_to_pixels_forward
 from weft.models import layers, vt, vt_resnet
 from weft.models.layers import to_nchw, to_nhwc
 

@@ -1,4 +1,4 @@
-"""A dense model as a folder: the files of `weft.models.folder`, the head and its arguments in the "weft" entry."""
+"""A dense model as a folder: the files of `weft.models.weights.folder`, head and arguments in the "weft" entry."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.files import write_tensors, write_text
 from weft.heads import make_segmenter
 from weft.heads.rcnn import make_detector
-from weft.models.convert import load_weights
+from weft.models.weights.convert import load_weights
 
 OUTSIDE = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}  # timm reads files
 

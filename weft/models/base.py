@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.errors import WeftError, check_choice
 from weft.models._timm import feature_take_indices
 from weft.models.layers import PointwiseConv, join, to_nchw
-from weft.models.layouts import filter_published
+from weft.models.weights.layouts import filter_published
 
 OUTPUT_FORMATS = ("NCHW", "NHWC")
 

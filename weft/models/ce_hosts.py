@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
 from weft.models.base import HybridModel, build, with_first_conv
+from weft.models.baselines.cswin import CSWin
+from weft.models.baselines.pvt import PVT
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
-from weft.models.cswin import CSWin
 from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
 from weft.models.layers import LayerNorm, StochasticDepth, add_branch, grid_size
-from weft.models.pvt import PVT
 from weft.models.windows import WindowMask, windowed_attention
 
 __all__ = ["CESwin"]

@@ -7,7 +7,8 @@ import timm
 from torch import nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models import ce_hosts, ceit, cetnet, cswin, cvt, pvt, resnet_v1, t2t_vit, vitae, vt_resnet
+from weft.models import ce_hosts, ceit, cetnet, cvt, vitae, vt_resnet
+from weft.models.baselines import cswin, pvt, resnet_v1, t2t_vit
 
 FAMILIES = {  # by the name of the file, under which timm knows them
     "ceit": ceit,

@@ -119,7 +119,7 @@ class VTResNet(HybridModel):
     """ResNet up to layer3, at stride 16, and Visual Transformers in place of layer4.
 
     `forward_features` returns what the head averages: the (B, L, CT) tokens of the last module or, if that one has a
-    projector, its (B, C, H, W) map. `weft.models.host.load_resnet` starts the trunk from the weights of a ResNet.
+    projector, its (B, C, H, W) map. `weft.models.weights.host.load_resnet` starts the trunk from a ResNet's weights.
 
     Args:
         img_size: default picture size; accepted because every model has it, nothing depends on it.

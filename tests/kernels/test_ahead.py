@@ -1,0 +1,208 @@
+"""Kernels compiled before they are needed: all that a pass launches, none of them launched, nothing else changed."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import weft
+from tests.e2e.test_resume import Killed, interrupt
+from tests.helpers.small_runs import differences, make_pictures, tiny_run
+from weft.engine import fit_machine
+from weft.kernels.tuning import ahead
+
+launch = pytest.importorskip("weft.kernels.triton.launch", reason="needs Triton")
+
+
+class Kernel:
+    """What Triton makes of a kernel, without a GPU."""
+
+    def __init__(self):
+        self.warmed, self.launched = [], []
+        self.run = lambda *args: self.launched.append(args[-1])
+        self.function = self.packed_metadata = None
+
+    def warmup(self, *args, grid, **options):
+        self.warmed.append((args, grid, options))
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: (self.launched.append(args[-1]), self)[1]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """A GPU, as far as launching asks for one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in (ahead, launch):
+        monkeypatch.setattr(module, "interpreted", lambda: False)
+    monkeypatch.setattr(ahead, "has_triton", lambda: True)
+    monkeypatch.setattr(launch, "_device", lambda: 0)
+    monkeypatch.setattr(launch, "_stream", lambda device: 0)
+    monkeypatch.setattr(launch, "_compiled", {})
+
+
+def test_rehearsed_kernels_are_compiled_and_not_launched(with_gpu):
+    kernel = Kernel()
+    ahead.compile_ahead(lambda: launch.launch(kernel, (3,), 5, num_warps=2))
+    assert kernel.warmed == [((5,), (3,), {"num_warps": 2})]
+    assert not kernel.launched
+    for _ in range(2):  # asked from Triton, then remembered
+        launch.launch(kernel, (3,), 5, num_warps=2)
+    assert kernel.launched == [5, 5]
+    ahead.compile_ahead(lambda: launch.launch(kernel, (3,), 5, num_warps=2))
+    assert (len(kernel.warmed), len(kernel.launched)) == (1, 2)
+
+
+def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
+    from triton.runtime import _async_compile
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((_async_compile.active_mode.get() is not None, launch.rehearsing.get() is not None))
+            # A GPU's gradients have a thread of their own otherwise, which knows of neither.
+            assert not torch._C._is_multithreading_enabled()
+            return 2 * grad
+
+    seen = []
+    ahead.compile_ahead(lambda: Doubled.apply(torch.ones(2, requires_grad=True)).sum().backward())
+    assert len(seen) == 1
+    assert all(seen[0])
+    assert torch._C._is_multithreading_enabled()
+
+
+class Compiled:
+    """A kernel that asks Triton's mode to compile it, as Triton's own do, and leaves a file, as in Triton's cache."""
+
+    src = metadata = None
+
+    def __init__(self, folder, fails=()):
+        self.folder, self.fails, self.kernels = folder, fails, {}
+
+    def warmup(self, number, grid):
+        from triton.runtime import _async_compile
+
+        def compile():
+            if number in self.fails:
+                os._exit(1) if os.getpid() != PARENT else 1 / 0
+            with (self.folder / f"{number}").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return self
+
+        mode, finalize = _async_compile.active_mode.get(), lambda kernel: self.kernels.update({number: kernel})
+        mode.submit(number, compile, finalize, *[lambda future: None][: mode.submit.__code__.co_argcount - 4])
+
+
+PARENT = os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_is_compiled_once_by_others_then_found(workers, with_gpu, tmp_path):
+    kernel = Compiled(tmp_path)
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i % 20) for i in range(40)], workers)
+    assert kernel.kernels.keys() == set(range(20))
+    for number in range(20):
+        *others, last = map(int, (tmp_path / f"{number}").read_text().split())
+        assert last == PARENT
+        assert len(others) == (workers > 1)
+        assert PARENT not in others
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nobody is left behind
+
+
+def test_what_cannot_be_compiled_is_left_to_the_launch(with_gpu, tmp_path):
+    """Neither an error nor a crash of the compiler keeps the others from being compiled."""
+    kernel = Compiled(tmp_path, fails=(3, 7))
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i) for i in range(20)], 4)
+    assert kernel.kernels.keys() == set(range(20)) - {3, 7}
+
+
+def test_without_fork_there_are_threads(with_gpu, tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    kernel = Compiled(tmp_path)
+    ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i) for i in range(5)], 3)
+    assert kernel.kernels.keys() == set(range(5))
+
+
+def test_who_hangs_is_ended():
+    begun = time.monotonic()
+    ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, patience=0.3)
+    assert time.monotonic() - begun < 30
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_failed_rehearsal_ends_rehearsing(with_gpu):
+    with pytest.raises(ZeroDivisionError):
+        ahead.compile_ahead(lambda: launch.launch(Compiled(None), (1,), 1) or 1 / 0)
+    kernel = Kernel()
+    launch.launch(kernel, (1,), 1)
+    assert kernel.launched == [1]
+
+
+def test_another_thread_launches_what_it_needs(with_gpu):
+    """Somebody predicts while a run begins."""
+    kernel = Kernel()
+    other = threading.Thread(target=launch.launch, args=(kernel, (1,), 7))
+    ahead.compile_ahead(lambda: (other.start(), other.join()))
+    assert (kernel.warmed, kernel.launched) == ([], [7])
+
+
+@pytest.mark.parametrize("missing", ["GPU", "kernels", "Triton"])
+def test_nothing_is_rehearsed_for_nothing(missing, with_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: missing != "GPU")
+    monkeypatch.setattr(ahead, "kernels_are_on", lambda: missing != "kernels")
+    monkeypatch.setattr(ahead, "has_triton", lambda: missing != "Triton")
+    passes = []
+    ahead.compile_ahead(lambda: passes.append(1))
+    assert not passes
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """Rehearsals that compute nonsense or raise `spoiled.error`, and what they were given: pictures, and the mode."""
+    found = SimpleNamespace(trainer=None, passes=[], error=None)
+
+    def spoil(rehearse, workers):
+        trainer, forward = found.trainer, found.trainer.forward
+
+        def nonsense(x):
+            found.passes.append((len(x), trainer.model.training))
+            if found.error is not None:
+                raise found.error
+            return forward(x) * float("nan")
+
+        trainer.forward = nonsense
+        rehearse()
+        trainer.forward = forward
+
+    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: setattr(found, "trainer", trainer) or True)
+    monkeypatch.setattr(fit_machine, "compile_ahead", spoil)
+    return found
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("out of memory"), ValueError("too few pictures")])
+@pytest.mark.parametrize("settings", [{}, dict(model__frozen_mode=True, run__micro_batch=3)])
+def test_rehearsal_changes_nothing_of_the_run(monkeypatch, tmp_path, spoiled, error, settings):
+    """Neither does it as a run begins nor as it goes on: not weights, statistics, averages, nor random numbers."""
+    settings = dict(run__ema=0.9, epochs=2, **settings)
+    pictures = make_pictures(tmp_path / "pictures")
+    with monkeypatch.context() as plain:
+        plain.setattr(fit_machine, "_can_rehearse", lambda trainer: False)
+        tiny_run(pictures, tmp_path / "plain", **settings)
+    spoiled.error = error
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", 2)
+        with pytest.raises(Killed):
+            tiny_run(pictures, tmp_path / "rehearsed", **settings)
+    weft.train(resume=tmp_path / "rehearsed", quiet=True)
+    mode = not settings.get("model__frozen_mode", False)
+    assert spoiled.passes == [(settings.get("run__micro_batch", 8), mode)] * 2
+    assert not differences(tmp_path / "plain", tmp_path / "rehearsed")

@@ -1,0 +1,397 @@
+"""Published weights: every layout in, identical outputs out, and one clear line for everything else."""
+
+import argparse
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from timm.models import _hub
+
+import weft
+from tests.conftest import randomise
+from tests.helpers.published import OfficialCeiT, hugging_face_cvt, official_cvt_keys
+
+PICTURE = (2, 3, 96, 96)
+
+
+@pytest.fixture(scope="module")
+def hf_cvt():
+    torch.manual_seed(0)
+    return randomise(hugging_face_cvt())
+
+
+@pytest.fixture(scope="module")
+def official_ceit():
+    torch.manual_seed(0)
+    return randomise(OfficialCeiT(192, 3, img_size=96, classes=10))
+
+
+def logits(model, picture):
+    with torch.no_grad():
+        out = model(picture)
+    return getattr(out, "logits", out)
+
+
+# Layouts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "file", "state dict"])
+def test_hugging_face_cvt(hf_cvt, kind, tmp_path):
+    """A folder that transformers wrote gives what transformers computes: exact GELU, to 1e-5."""
+    if kind == "safetensors":
+        hf_cvt.save_pretrained(tmp_path)
+        source = tmp_path
+    elif kind == "bin":
+        torch.save(hf_cvt.state_dict(), tmp_path / "pytorch_model.bin")
+        source = str(tmp_path)
+    elif kind == "file":
+        hf_cvt.save_pretrained(tmp_path)
+        source = tmp_path / "model.safetensors"
+    else:
+        source = hf_cvt.state_dict()
+    model = weft.convert(source, model="cvt_13")
+    picture = torch.randn(PICTURE)
+    torch.testing.assert_close(logits(model, picture), logits(hf_cvt, picture), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_official_cvt(prefix, tmp_path):
+    """The released files were trained with QuickGELU, so that is what they get."""
+    theirs = randomise(hugging_face_cvt(quick_gelu=True))
+    state = official_cvt_keys(theirs.state_dict())
+    assert len(state) == 459
+    torch.save({prefix + key: value for key, value in state.items()}, tmp_path / "CvT-13-224x224-IN-1k.pth")
+    model = weft.convert(tmp_path / "CvT-13-224x224-IN-1k.pth", model="cvt_13")
+    picture = torch.randn(PICTURE)
+    torch.testing.assert_close(logits(model, picture), logits(theirs, picture), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapper", ["model", "model_ema", "module", "flat"])
+def test_official_ceit(official_ceit, wrapper, tmp_path):
+    state = official_ceit.state_dict()
+    wrong = {key: torch.zeros_like(value) for key, value in state.items()}
+    content = {
+        "model": {"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-3)},
+        "model_ema": {"model": wrong, "model_ema": state, "optimizer": {"state": {}}},
+        "module": {"model": {f"module.{key}": value for key, value in state.items()}},
+        "flat": state,
+    }[wrapper]
+    torch.save(content, tmp_path / "ceit.pth")
+    model = weft.convert(tmp_path / "ceit.pth", model="ceit_tiny")
+    picture = torch.randn(PICTURE)
+    torch.testing.assert_close(logits(model, picture), logits(official_ceit, picture), rtol=0, atol=2e-5)
+    assert model.pos_embed.grid.shape == (6, 6, 192)
+
+
+def test_official_cvt_has_the_released_names():
+    """All 459 of them, written out from the description of the released files."""
+    norms = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    both = ("weight", "bias")
+    expected = {"stage2.cls_token", *(f"{m}.{p}" for m in ("norm", "head") for p in both)}
+    for i, depth in enumerate((1, 2, 10)):
+        expected |= {f"stage{i}.patch_embed.{m}.{p}" for m in ("proj", "norm") for p in both}
+        for block in (f"stage{i}.blocks.{j}" for j in range(depth)):
+            linears = ("norm1", "norm2", "attn.proj_q", "attn.proj_k", "attn.proj_v", "attn.proj", "mlp.fc1", "mlp.fc2")
+            expected |= {f"{block}.{m}.{p}" for m in linears for p in both}
+            for kind in "qkv":
+                expected.add(f"{block}.attn.conv_proj_{kind}.conv.weight")
+                expected |= {f"{block}.attn.conv_proj_{kind}.bn.{p}" for p in norms}
+    assert set(official_cvt_keys(hugging_face_cvt().state_dict())) == expected
+
+
+def test_converted_model_owns_its_weights(hf_cvt, official_ceit):
+    for theirs, name in ((hf_cvt, "cvt_13"), (official_ceit, "ceit_tiny")):
+        before = {key: value.clone() for key, value in theirs.state_dict().items()}
+        model = weft.convert(theirs.state_dict(), model=name)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.add_(1)
+        assert all(torch.equal(value, before[key]) for key, value in theirs.state_dict().items())
+        assert (model.pretrained_cfg["num_classes"], model.num_classes) == (10, 10)
+    assert model.pretrained_cfg["input_size"] == (3, 96, 96)
+
+
+def test_evaluation_of_the_384_weights_is_the_authors():
+    """The whole picture resized to a square, no crop."""
+    for name in timm.list_models("cvt_*384", include_tags=True):
+        config = timm.data.resolve_model_data_config(timm.create_model(name, device="meta"))
+        assert (config["crop_pct"], config["crop_mode"], config["input_size"]) == (1.0, "squash", (3, 384, 384))
+
+
+def test_authors_files_are_pointed_to():
+    with pytest.raises(weft.WeftError, match="weft convert FILE --model ceit_tiny"):
+        timm.create_model("ceit_tiny", pretrained=True)
+
+
+def test_half_precision_files_become_float32(hf_cvt):
+    state = {key: value.half() if value.is_floating_point() else value for key, value in hf_cvt.state_dict().items()}
+    model = weft.convert(state, model="cvt_13")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in model.parameters())
+
+
+# timm's path ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in timm.list_models("cvt_*", include_tags=True) if ".msft" in n])
+def test_hub_repositories(name):
+    cfg = timm.get_pretrained_cfg(name)
+    size = re.fullmatch(r"microsoft/cvt-(13|21|w24)(-384)?(-22k)?", cfg.hf_hub_id)
+    assert size
+    assert cfg.input_size[1] == (384 if size[2] else 224)
+    assert ("in22k" in name) == bool(size[3])
+
+
+def test_pretrained_loads_through_timm_with_quick_gelu(tmp_path, monkeypatch):
+    """timm's own download path, with the hub replaced by a folder that transformers wrote."""
+    theirs = randomise(hugging_face_cvt(quick_gelu=True, num_labels=1000))
+    theirs.save_pretrained(tmp_path)
+    asked = []
+
+    def download(repo_id, filename, **kwargs):
+        asked.append(repo_id)
+        return str(tmp_path / filename)
+
+    monkeypatch.setattr(_hub, "hf_hub_download", download)
+    model = timm.create_model("cvt_13", pretrained=True).eval()
+    assert set(asked) == {"microsoft/cvt-13"}
+    picture = torch.randn(PICTURE)
+    torch.testing.assert_close(logits(model, picture), logits(theirs, picture), rtol=0, atol=1e-5)
+
+    adapted = timm.create_model("cvt_13", pretrained=True, in_chans=1, num_classes=5)
+    grey, colour = adapted.stages[0].embed.proj.weight, model.stages[0].embed.proj.weight
+    torch.testing.assert_close(grey, colour.sum(1, keepdim=True))
+    assert adapted.head.out_features == 5
+    features = timm.create_model("cvt_13", pretrained=True, features_only=True)
+    assert torch.equal(features.model.stages[2].cls_token, model.stages[2].cls_token)
+
+
+def test_positions_are_resized_on_the_way_in(official_ceit, tmp_path):
+    """Fine-tuning at another size: timm's file overlay, our filter, bicubic positions."""
+    torch.save({"model": official_ceit.state_dict()}, tmp_path / "ceit.pth")
+    overlay = dict(file=str(tmp_path / "ceit.pth"), num_classes=10)
+    model = timm.create_model("ceit_tiny", pretrained=True, pretrained_cfg_overlay=overlay, img_size=(160, 128))
+    grid = official_ceit.pos_embed[:, 1:].reshape(1, 6, 6, 192).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.interpolate(grid, size=(10, 8), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(model.pos_embed.grid, expected[0].permute(1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("cvt_nano", dict(num_classes=3)),
+        ("cvt_nano", dict(num_classes=3, in_chans=1)),
+        (
+            "cvt_nano",
+            dict(num_classes=3, in_chans=4, stride_kv=(1, 2, (1, 2, 1, 2, 2)), projection=("conv", "avg", "linear")),
+        ),
+        ("ceit_nano", dict(num_classes=0, img_size=(40, 56), leff_kernel=5, lca=False, i2t_layers="k7s4")),
+        ("ceit_nano", dict(num_classes=7, in_chans=2, i2t_layers="none", stem_stride=2)),
+    ],
+)
+def test_folder_round_trip(name, args, tmp_path):
+    """What `save_model` writes, timm opens with all its switches, and nothing is re-initialised."""
+    model = randomise(timm.create_model(name, **args))
+    weft.save_model(model, tmp_path / "m")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    picture = torch.randn(2, args.get("in_chans", 3), 40, 56)
+    torch.testing.assert_close(logits(opened, picture), logits(model, picture))
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["architecture"] == name
+    assert config["pretrained_cfg"]["input_size"][0] == args.get("in_chans", 3)
+
+
+def test_converted_folder_opens_in_timm(hf_cvt, tmp_path):
+    hf_cvt.save_pretrained(tmp_path / "hf")
+    model = weft.convert(tmp_path / "hf", model="cvt_13")
+    weft.save_model(model, tmp_path / "weft")
+    opened = timm.create_model(f"local-dir:{tmp_path / 'weft'}", pretrained=True).eval()
+    picture = torch.randn(PICTURE)
+    torch.testing.assert_close(logits(opened, picture), logits(hf_cvt, picture), rtol=0, atol=1e-5)  # still exact GELU
+
+
+def test_folder_keeps_head_and_labels(tmp_path):
+    model = randomise(timm.create_model("cvt_nano"))
+    model.reset_classifier(2, "avg")
+    weft.save_model(model, tmp_path / "m", label_names=["cat", "dog"])
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    picture = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(logits(opened, picture), logits(model, picture))
+    assert opened.pretrained_cfg["label_names"] == ["cat", "dog"]
+
+
+def test_what_cannot_be_opened_is_not_saved(tmp_path):
+    model = timm.create_model("cvt_nano")
+    pruned = timm.create_model("ceit_nano")
+    pruned.prune_intermediate_layers([0, 1])
+    features = timm.create_model("cvt_nano", features_only=True)
+    for wrong, word in (
+        (weft.fuse(model), "fused"),
+        (pruned, "prune"),
+        (features, "FeatureGetterNet"),
+        (timm.create_model("resnet10t"), "ResNet"),
+    ):
+        with pytest.raises(weft.WeftError, match=word):
+            weft.save_model(wrong, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_saved_files_are_on_disk_before_they_get_their_names(tmp_path, monkeypatch):
+    """Every file that ends up in the folder was synced, as was the folder."""
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
+    weft.save_model(timm.create_model("cvt_nano"), tmp_path / "m")
+    assert {p.stat().st_ino for p in [tmp_path / "m", *(tmp_path / "m").iterdir()]} <= synced
+
+
+def test_save_model_overwrites_nothing(tmp_path):
+    (tmp_path / "precious.txt").write_text("keep me")
+    with pytest.raises(weft.WeftError, match="already exists"):
+        weft.save_model(timm.create_model("cvt_nano"), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_interrupted_save_leaves_no_config(tmp_path, monkeypatch):
+    """config.json comes last, so its presence means the folder is complete; no temporary file stays."""
+    monkeypatch.setattr(
+        "weft.models.weights.folder.save_config_for_hf", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    with pytest.raises(OSError, match="disk full"):
+        weft.save_model(timm.create_model("cvt_nano"), tmp_path / "m")
+    assert [p.name for p in (tmp_path / "m").iterdir()] == ["model.safetensors"]
+
+
+# Wrong files ----------------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """A pickle that would create a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+def refuse(source, model="cvt_13", **kwargs) -> str:
+    with pytest.raises(weft.WeftError) as error:
+        weft.convert(source, model=model, **kwargs)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_code_in_a_pickle_never_runs(legacy, tmp_path):
+    path, trace = tmp_path / "evil.pth", tmp_path / "trace"
+    torch.save({"model": Bomb(trace)}, path, _use_new_zipfile_serialization=not legacy)
+    message = refuse(path)
+    assert "evil.pth" in message
+    assert "posix.system" in message
+    assert not trace.exists()
+
+
+def test_code_in_a_bare_pickle_never_runs(tmp_path):
+    path, trace = tmp_path / "evil.bin", tmp_path / "trace"
+    path.write_bytes(pickle.dumps(Bomb(trace)))
+    assert "evil.bin" in refuse(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "flipped header"])
+def test_damaged_files(hf_cvt, suffix, damage, tmp_path):
+    path = tmp_path / f"weights{suffix}"
+    state = {"classifier.weight": torch.randn(10, 384)}
+    if suffix == ".pth":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    content = path.read_bytes()
+    path.write_bytes(
+        {
+            "truncated": content[: len(content) // 2],
+            "empty": b"",
+            "text": b"not a checkpoint at all",
+            "flipped header": b"\xff" * 8 + content[8:],
+        }[damage]
+    )
+    message = refuse(path)
+    assert path.name in message
+    assert "expected safetensors or a torch file" in message
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_cut_anywhere(legacy, tmp_path):
+    """Wherever a checkpoint ends too early, or has a wrong byte, the answer is one line."""
+    whole, path = tmp_path / "whole.pth", tmp_path / "cut.pth"
+    torch.save({"a": torch.zeros(3), "b": torch.zeros(2)}, whole, _use_new_zipfile_serialization=not legacy)
+    content = whole.read_bytes()
+    for position in range(0, len(content), max(1, len(content) // 150)):
+        path.write_bytes(content[:position])
+        refuse(path)
+        path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
+        refuse(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("head.weight", torch.tensor(1.0)),
+        ("head.weight", torch.zeros(10, 192, dtype=torch.int64)),
+        ("head.weight", torch.zeros(10, 192, dtype=torch.complex64)),
+        ("head.weight", torch.zeros(10, 192).to_sparse()),
+        ("head.weight", torch.zeros(10, 192, device="meta")),
+        ("pos_embed", torch.zeros(192)),
+        ("pos_embed", torch.zeros(1, 0, 192)),
+        ("pos_embed", torch.zeros(1, 6, 192)),
+        ("i2t.backbone.conv.weight", torch.zeros(64)),
+        ("lca.attn.qkv.weight", torch.tensor(0.0)),
+        (7, torch.zeros(1)),
+    ],
+)
+def test_tensors_of_the_wrong_kind(official_ceit, key, value):
+    message = refuse({**official_ceit.state_dict(), key: value}, model="ceit_tiny")
+    assert message.startswith("the state dict") or "pos_embed" in message
+
+
+def test_missing_files_and_empty_folders(tmp_path):
+    assert "does not exist" in refuse(tmp_path / "nowhere.pth")
+    assert "model.safetensors or pytorch_model.bin" in refuse(tmp_path)
+
+
+def test_other_content(official_ceit, hf_cvt, tmp_path):
+    """What was expected and what was found, and what the file would fit."""
+    torch.save([1, 2, 3], tmp_path / "list.pth")
+    assert "found list" in refuse(tmp_path / "list.pth")
+    assert "conv1.weight" in refuse({"conv1.weight": torch.zeros(64, 3, 7, 7)})
+    message = refuse(official_ceit.state_dict(), model="cvt_13")
+    assert "official CeiT" in message
+    assert "ceit_tiny" in message
+    assert "cvt_13.bogus" in refuse(hf_cvt.state_dict(), model="cvt_13.bogus")
+    message = refuse(hf_cvt.state_dict(), model="cvt_21")
+    assert "stages.1.blocks.2" in message
+    assert "fit cvt_13" in message
+    message = refuse(hf_cvt.state_dict(), num_classes=1000)
+    assert "has 10 classes" in message
+    assert "expected 1000" in message
+    headless = {k: v for k, v in hf_cvt.state_dict().items() if not k.startswith("classifier")}
+    assert "no classifier" in refuse(headless)
+    torn = {**hf_cvt.state_dict(), "classifier.bias": torch.zeros(9)}
+    assert "expected head.bias (10,), found (9,)" in refuse(torn)
+
+
+def test_there_is_one_torch_load_and_it_is_safe():
+    sources = {p: p.read_text() for p in Path(weft.__file__).parent.rglob("*.py")}
+    calls = [(p.name, line) for p, text in sources.items() for line in text.splitlines() if "torch.load(" in line]
+    assert [name for name, _ in calls] == ["convert.py"]
+    assert "weights_only=True" in calls[0][1]
+    assert not any("pickle.load" in text or "weights_only=False" in text for text in sources.values())

@@ -1,0 +1,213 @@
+"""The command that runs the papers' tables: `weft ablate`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from weft.cli.options import Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.errors import WeftError, check_positive, check_ratio
+
+if TYPE_CHECKING:
+    from weft.study.ablate.summary import Study
+    from weft.study.ablate.tables import Row, Table
+
+MINUTES = 30.0  # where nobody said how long
+
+
+def ablate(
+    table: str = "",
+    data: str = "",
+    /,
+    *,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    model: str = "",
+    img_size: int | None = None,
+    fraction: float = 1.0,
+    seeds: int = 3,
+    recipe: str = "",
+    jobs: int = 0,
+    device: str = "auto",
+    out: str = "",
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    keys: Keys = [],  # noqa: B006  cyclopts never changes it
+) -> None:
+    """Run an ablation table of the papers, or your own, on your pictures: which differences are larger than noise?
+
+    Without arguments the tables are listed; with a table and no data it is shown with the paper's figures. A study that
+    was stopped or killed goes on when the command is given again: finished cells are never repeated.
+
+    Parameters
+    ----------
+    table
+        A name such as cvt-position, or a YAML file of the same form.
+    data
+        What `weft train` takes: a folder of pictures, demo:fashion, ...
+    minutes
+        Time for the whole table: epochs and, where there are few, pictures are chosen to fit, and seeds left out where
+        cells take longer than it seemed. 30 by default.
+    epochs
+        Train every cell so long instead.
+    model
+        nano: the small stand-ins of the table; paper: the paper's size; or a model in the place of the table's. By
+        default nano on a CPU and for small pictures.
+    img_size
+        Side of the pictures; by default chosen from the data.
+    fraction
+        Train on this part of the training pictures only.
+    seeds
+        How often each row is trained. More can be asked for later.
+    recipe
+        A name of `weft recipes`, or a YAML file; by default quick for up to 30 epochs, else chosen from the data.
+    jobs
+        Cells at once; 0: one for each GPU, or as many as a CPU has cores for, up to four.
+    device
+        auto, cpu, cuda (all GPUs) or cuda:N.
+    out
+        The folder of the study; by default runs/ablate-TABLE.
+    quiet
+        Say nothing but the table.
+    keys
+        Any setting of `weft keys` for all cells, more simply written as --optim.lr 0.001.
+    """
+    from weft.study.ablate.tables import find_table
+
+    if not table:
+        print_columns(_listing(), right=[3])
+        return
+    chosen = find_table(table)
+    if not data:
+        _show(chosen, table)
+        return
+    check_positive(seeds=seeds, jobs=jobs or 1)
+    check_positive(img_size=1 if img_size is None else img_size)
+    check_ratio(fraction=fraction)
+    check_length(epochs, minutes)
+
+    from weft.run.train import name_settings
+    from weft.study.ablate.ablate import ablate as run
+    from weft.study.ablate.plan import Wish
+    from weft.study.ablate.report import left_out, short_header, short_row
+
+    wish = Wish(
+        data=data,
+        model=model,
+        minutes=0.0 if epochs else minutes or MINUTES,
+        epochs=epochs or 0,
+        img_size=img_size or 0,
+        fraction=fraction,
+        recipe=recipe,
+        settings=name_settings(settings_of(keys)),
+    )
+    folder = study_folder(out, "ablate", chosen.name)
+    with _watching(quiet) as (tell, watch):
+        study = run(chosen, wish, folder, seeds=seeds, jobs=jobs, device=device, say=tell, watch=watch)
+    print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
+    if not quiet:
+        print(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
+        if study.left_out:
+            print(left_out(study).strip())
+    failed = study.cells - study.done - study.left_out
+    if failed:
+        raise WeftError(
+            f"{failed} of {study.cells} cells failed; {folder / 'table.md'} says why. "
+            "The same command tries them again."
+        )
+
+
+def _listing() -> list[list[str]]:
+    from weft.study.ablate.tables import FOLDER, read_table
+
+    tables = [read_table(file) for file in sorted(FOLDER.glob("*.yaml"))]
+    rows = [[table.name, table.source, table.title, str(len(table.rows))] for table in tables]
+    return [["table", "paper", "what", "rows"], *rows]
+
+
+def _show(table: "Table", given: str) -> None:
+    """The table as printed, with the costs of the same networks here."""
+    from weft.study.ablate.costs import cost_in_paper
+    from weft.study.ablate.report import title
+    from weft.study.statistics import DASH
+
+    units = {"parameters": "M", "macs": "G", "throughput": "/s", "top1": "%"}
+    rows = []
+    for row in table.rows:
+        printed = [f"{row.paper[name]:g} {units[name]}" if name in row.paper else DASH for name in table.columns]
+        cost = cost_in_paper(row.full) if row.full else None
+        here = [f"{cost.parameters / 1e6:.2f} M", f"{cost.macs:.2f} G"] if cost else [DASH, DASH]
+        rows.append([row.name, *printed, *here, *_made_of(row)])
+    names = {"top1": "top-1", "macs": "MACs"}
+    header = [
+        "row",
+        *(f"paper: {names.get(name, name)}" for name in table.columns),
+        "here: parameters",
+        "MACs",
+        "model",
+        "switches",
+    ]
+    print(f"{title(table)}\n")
+    print_columns([header, *rows], right=range(1, len(table.columns) + 3))
+    for text in table.differs:
+        print(f"- {text}")
+    print(f"\nTrain it: weft ablate {given} DATA --minutes 30")
+
+
+def _made_of(row: "Row") -> list[str]:
+    """Model and switches."""
+    if row.full is None:
+        return ["-", f"not here: {row.missing}"]
+    return [row.full.model, ", ".join(f"{name}={value}" for name, value in row.full.switches.items()) or "-"]
+
+
+@contextmanager
+def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["Study", dict[str, str]], None]]]:
+    """A table that fills on a terminal; elsewhere a line for every cell that is done."""
+    if quiet:
+        yield lambda text: None, lambda study, states: None
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(highlight=False)
+        with Live(console=console, transient=True, refresh_per_second=2) as live:
+            yield (
+                lambda text: console.print(text, markup=False),
+                lambda study, states: live.update(_live(study, states)),
+            )
+    else:
+        said: set[tuple[str, int]] = set()
+
+        def tell(study: "Study", states: dict[str, str]) -> None:
+            for line in study.lines:
+                for seed, score in line.scores.items():
+                    if (line.row.name, seed) not in said:
+                        said.add((line.row.name, seed))
+                        say(f"{len(said)} of {study.cells}  {line.row.name}, seed {seed}: {score:.2%}")
+
+        yield say, tell
+
+
+def _live(study: "Study", states: dict[str, str]) -> Any:
+    """What is known by now, narrow enough for any terminal; costs come with the whole table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from weft.study.ablate.ablate import cells_of
+    from weft.study.ablate.report import score, scored
+    from weft.study.cells.cells import LEFT_OUT
+    from weft.study.statistics import spell_difference
+
+    cells = cells_of(study.table, study.plan, study.seeds)
+    shown = Table(box=None, pad_edge=False, caption=f"{study.done} of {study.cells} cells", caption_justify="left")
+    for name in ("row", scored(study), "difference", "verdict", "now"):
+        shown.add_column(name)
+    for line in study.lines:
+        mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
+        running = [state for state in mine if state not in ("done", "waiting", LEFT_OUT)]
+        now = running[0] if running else "waiting" if "waiting" in mine else ""
+        texts = (line.row.name, score(line), spell_difference(line.difference), line.verdict, now)
+        shown.add_row(*map(Text, texts))
+    return shown

@@ -1,0 +1,54 @@
+"""The command that looks into a model: `weft explain`."""
+
+from pathlib import Path
+
+from weft.cli.options import Names, progress_of
+from weft.errors import WeftError, check_writable
+
+
+def explain(
+    run: str,
+    /,
+    *pictures: str,
+    against: str = "",
+    out: Path | None = None,
+    layer: Names = [],  # noqa: B006  cyclopts never changes it
+    masks: str = "",
+    of: str = "",
+    device: str = "auto",
+) -> None:
+    """Show what a model looks at and how: Grad-CAM, attention, tokens, receptive fields, and the numbers behind them.
+
+    Parameters
+    ----------
+    run
+        A run or model folder; or the name of a model, which then has random weights.
+    pictures
+        Files, folders with all below them, or patterns such as "*.jpg"; the first are drawn, all are measured.
+    against
+        Another run, or the name of a model, to show side by side.
+    out
+        The folder to make, with a page, figures (PNG, SVG) and explain.json; by default explain-RUN here.
+    layer
+        Layers for Grad-CAM, by their names; by default the last that the answer depends on.
+    masks
+        A folder with a mask for each picture, of the same name: measures attention on what is not 0.
+    of
+        The class whose Grad-CAM is shown; by default of each picture the likeliest.
+    device
+        auto, cpu, cuda or cuda:N.
+    """
+    if not pictures:
+        raise WeftError("No pictures given; name files, folders or patterns.")
+    out = out or Path(f"explain-{Path(run).resolve().name}")
+    check_writable(out)
+
+    from weft.run.subjects import explain_subjects, open_subjects
+
+    subjects = open_subjects(run, against, device)
+    with progress_of("steps", quiet=False) as progress:
+        explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
+        page = explained.write(out, progress)
+    for explanation in explained.explanations:
+        print("\n".join(explanation.lines()))
+    print(f"Wrote {page}, figures and explain.json.")

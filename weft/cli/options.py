@@ -1,0 +1,95 @@
+"""What the commands share: options of one kind, a bar that shows how far they are, what they print and write."""
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from cyclopts import Parameter
+
+from weft.errors import WeftError, check_positive, check_ratio
+
+Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
+Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
+Flag = Parameter(negative="")
+OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
+
+
+class Tell(Protocol):
+    """How many are done, of how many; work of several parts says which of them it was."""
+
+    def __call__(self, done: int, of: int, part: str = "") -> None: ...
+
+
+@contextmanager
+def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
+    """A bar on a terminal; elsewhere a line for every part of the work, and for every tenth of very many."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()]
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what)
+            yield lambda done, of, part="": bar.update(task, completed=done, total=of, description=part or what)
+    else:
+        said, before = 0, ""
+
+        def say(done: int, of: int, part: str = "") -> None:
+            nonlocal said, before
+            if part not in ("", before):
+                before = part
+                print(part, file=sys.stderr, flush=True)
+            if of > 10_000 and 10 * done // of > said:
+                said = 10 * done // of
+                print(f"{done} of {of} {what}", file=sys.stderr)
+
+        yield say
+
+
+def settings_of(keys: list[str]) -> dict[str, Any]:
+    """The settings in `Keys`."""
+    return dict(key.split("=", 1) for key in keys)
+
+
+def check_length(epochs: int | None, minutes: float | None) -> None:
+    check_positive(epochs=1 if epochs is None else epochs)
+    check_ratio(minutes=1 if minutes is None else minutes)
+    if epochs and minutes:
+        raise WeftError("--epochs and --minutes both say how long; give one of them.")
+
+
+def study_folder(out: str, kind: str, *names: str) -> Path:
+    """Where a study lives: at `out`, or in runs/KIND-NAMES."""
+    return Path(out or "-".join([f"runs/{kind}", *(Path(name.replace(":", "-")).stem for name in names)]))
+
+
+def say(text: str) -> None:
+    """At once, wherever the output goes: a study takes long."""
+    print(text, flush=True)
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    from weft.report.text import columns
+
+    print("\n".join(columns(rows, right)))
+
+
+def check_out(**files: str) -> None:
+    """Raises for an option whose file cannot be written, before the work and not after it."""
+    for option, file in files.items():
+        path = Path(file)
+        if file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise WeftError(f"--{option} {path} cannot be written; name a file in a folder that exists.")
+
+
+def write_out(file: str, text: str) -> None:
+    if file == "-":
+        print(text, end="")
+    else:
+        from weft.files import write_text
+
+        write_text(Path(file), text)

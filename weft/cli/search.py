@@ -1,0 +1,151 @@
+"""The command that looks for architectures: `weft search`."""
+
+from typing import Annotated, Any, Literal
+
+from weft.cli.options import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.errors import WeftError, check_positive
+
+
+def search(
+    data: str,
+    /,
+    *,
+    model: str = "",
+    space: str = "",
+    params: str = "",
+    macs: str = "",
+    objective: Literal["macs", "params"] = "macs",
+    trials: int = 60,
+    keep: int = 6,
+    epochs: int | None = None,
+    minutes: float | None = None,
+    supernet: bool = True,
+    inherit: Annotated[bool, Flag] = False,
+    img_size: int | None = None,
+    recipe: str = "",
+    fraction: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    jobs: int = 0,
+    out: str = "",
+    keys: Keys = [],  # noqa: B006  cyclopts never changes it
+) -> None:
+    """Search for networks that are accurate and cheap: CvT's search, or that of any model's arguments.
+
+    The same command goes on where it was stopped.
+
+    Parameters
+    ----------
+    data
+        Pictures with labels, as for `weft train`.
+    model
+        Where to search from, such as cvt_13; by default chosen from the data.
+    space
+        A YAML file of arguments and their choices; by default that of the model's family.
+    params
+        Networks have at most so many parameters, such as 18M.
+    macs
+        Networks have at most so many multiply-accumulates for a picture, such as 4.1G.
+    objective
+        What should be little beside much accuracy: macs or params.
+    trials
+        Networks to judge.
+    keep
+        The best of them, which are trained for all epochs.
+    epochs
+        Of the supernet, and of each training at the end; by default 20.
+    minutes
+        A time budget instead.
+    supernet
+        Judge by weights that all networks share; --no-supernet: by trainings of a quarter of the epochs, of which
+        those that look bad are stopped early.
+    inherit
+        Begin the trainings at the end with the supernet's weights, not with new ones.
+    img_size
+        Side of the pictures.
+    recipe
+        A name of `weft recipes`, or a YAML file; by default chosen from the data.
+    fraction
+        Train on this part of the training pictures only.
+    seed
+        Of everything random.
+    device
+        auto, cpu, cuda (all GPUs) or cuda:N.
+    jobs
+        Trainings at once, at the end; 0: one for each GPU, or as many as a CPU has cores for.
+    out
+        The folder of the search; by default runs/search-DATA-MODEL.
+    keys
+        Other settings of the trainings, more simply written as --optim.lr 0.001.
+    """
+    check_positive(trials=trials, keep=keep, jobs=jobs or 1)
+    check_length(epochs, minutes)
+    limits = dict(most_parameters=_count("params", params), most_macs=_count("macs", macs))
+    if not supernet and (minutes is not None or inherit):
+        raise WeftError("--minutes and --inherit are for a search with a supernet; without one give --epochs.")
+
+    from weft.engine.state import locked
+    from weft.run.train import name_settings
+    from weft.study.search.plan import keep_plan, make_plan
+    from weft.study.search.prune import import_optuna
+    from weft.study.search.search import Search
+
+    import_optuna()
+    given = settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device)
+    plan = make_plan(
+        data,
+        model,
+        name_settings(given),
+        recipe=recipe,
+        space=space,
+        say=say,
+        objective="parameters" if objective == "params" else "macs",
+        trials=trials,
+        keep=keep,
+        epochs=epochs or 20,
+        minutes=minutes or 0,
+        supernet=supernet,
+        inherit=inherit,
+        seed=seed,
+        **limits,
+    )
+    folder = study_folder(out, "search", data, plan.model)
+    with locked(folder):
+        keep_plan(folder, plan)
+        found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
+    if found.stopped:
+        print("Stopped; the same command goes on.")
+        return
+    _print(found)
+    print(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
+
+
+def _print(found: Any) -> None:
+    from weft.study.cells.cells import SCORES
+    from weft.study.search.page import by_cost, row
+    from weft.study.search.plan import amount
+
+    header = ["", SCORES[found.score], "judged", "parameters", "MACs", "choices"]
+    rows = []
+    for number, trial in enumerate(by_cost(found), start=1):
+        one = row(found, trial, number)
+        mark = ("*" if one["on_front"] else "") + (" as it is" if trial.what else "")
+        choices = "; ".join(f"{name} {text}" for name, text in one["choices"].items())
+        scores = [f"{trial.trained:.2%}" if trial.trained is not None else "-", f"{trial.judged:.2%}"]
+        rows.append([mark, *scores, amount(trial.parameters), amount(trial.macs), choices])
+    print_columns([header, *rows], right=(1, 2, 3, 4))
+    print("* no other network trained is better and cheaper.")
+    if found.trust:
+        print(found.trust)
+
+
+def _count(option: str, text: str) -> float:
+    """18M, 4.1G or 2e6 as a number; 0 for nothing."""
+    units = {"k": 1e3, "M": 1e6, "G": 1e9}
+    try:
+        value = float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (text and not value):
+        raise WeftError(f"--{option} {text} is no number such as 18M or 4.1G.")
+    return value

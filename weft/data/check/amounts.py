@@ -1,0 +1,41 @@
+"""How much of what there is in the training pictures, from a sample that is the same each time.
+
+What a run learns with (class weights, anchors) must depend neither on pictures that test it nor on the clock.
+"""
+
+import numpy as np
+
+from weft.data.check.check import QUANTILES
+from weft.data.read import BadPicture
+from weft.data.sources.source import Source
+
+SAMPLE = 500  # pictures, evenly spaced
+
+
+def sample(positions: np.ndarray) -> np.ndarray:
+    return positions[np.linspace(0, len(positions) - 1, min(len(positions), SAMPLE)).astype(int)]
+
+
+def count_pixels(source: Source, positions: np.ndarray) -> list[int]:
+    """Pixels of each class in the masks at `positions`."""
+    counts = np.zeros(256, np.int64)
+    for index in sample(positions):
+        try:
+            counts += np.bincount(source.target(int(index)).reshape(-1), minlength=256)
+        except (BadPicture, OSError):
+            continue
+    return counts[: len(source.classes)].tolist()
+
+
+def object_sizes(source: Source, positions: np.ndarray) -> dict[str, float]:
+    """Quantiles of the root of the area of the objects at `positions`, in pixels; nothing where there are none."""
+    areas = [np.zeros(0, np.float32)]
+    for index in sample(positions):
+        try:
+            objects = source.target(int(index))
+        except (BadPicture, OSError):
+            continue
+        areas.append(objects.area[~objects.crowd])
+    sides = np.sqrt(np.concatenate(areas))
+    sides = sides[np.isfinite(sides)]
+    return {name: float(np.quantile(sides, q)) for name, q in QUANTILES.items()} if len(sides) else {}

@@ -1,0 +1,360 @@
+"""What a data set is and what is wrong with it, before anything is trained on it. Reads only, never writes into it."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.config import DataConfig
+from weft.data.check.duplicates import equal_groups, near_pairs
+from weft.data.check.findings import SEVERITIES, DataReport, Pair, Problem, Severity, many
+from weft.data.check.scan import Progress, Scan, read_all, read_headers
+from weft.data.check.targets import look_at_targets
+from weft.data.sources.source import Source, alike, some
+
+if TYPE_CHECKING:
+    from weft.data.split import Split
+
+SIDES = ("train", "val", "test", "")
+QUICK_SECONDS = 10.0
+LISTED = 1000  # names and pairs that a problem lists; `count` has them all
+TINY = 8  # pixels
+HUGE = 50_000_000  # pixels
+LONG = 5.0  # longer side over shorter side
+UNBALANCED = 5.0  # largest class over smallest class
+QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "max": 1.0}
+KINDS = {  # ending to formats
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "mpo"), ("JPEG", "MPO")),
+    **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), ("PPM",)),
+    **dict.fromkeys(("tif", "tiff"), ("TIFF",)),
+    **dict.fromkeys(("bmp", "dib"), ("BMP",)),
+    **{format.lower(): (format,) for format in ("PNG", "WEBP", "GIF", "NPY")},
+}
+KNOWN = {format for formats in KINDS.values() for format in formats}
+
+
+def check(
+    source: Source,
+    split: "Split | None",
+    *,
+    quick: bool = False,
+    config: DataConfig | None = None,
+    progress: Progress | None = None,
+) -> DataReport:
+    """Looks at every picture of `source` (quick: at headers, for about ten seconds) and says what it is.
+
+    `split` says on which side a picture is; without it the layout's own split counts. `progress(done, of)` is called
+    now and then.
+    """
+    start = time.monotonic()
+    config = config or DataConfig()
+    if quick:
+        scan = read_headers(source, config.max_pixels, QUICK_SECONDS, progress)
+    else:
+        scan = read_all(source, config.max_pixels, progress)
+    targets = look_at_targets(source, config, quick, progress)
+    if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
+        source = replace(source, labels=targets.present, multilabel=True)
+    view = _View(source, scan, _sides(source, split), config)
+    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
+    problems += _classes(view) if source.task != "segment" else ()  # of masks, `targets` says more
+    problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
+    read = scan.records[scan.read]
+    return DataReport(
+        root=source.root,
+        layout=source.layout,
+        quick=quick,
+        multilabel=source.multilabel,
+        pictures=len(source),
+        looked_at=len(scan.read) + len(scan.bad),
+        classes=list(source.classes),
+        sides=view.pictures,
+        counts=view.counts,
+        channels=_common(_colours(read)),
+        depth=_common(read["depth"]),
+        width=_quantiles(read["width"]),
+        height=_quantiles(read["height"]),
+        sizes=_histogram(np.minimum(read["width"], read["height"])),
+        formats=dict(Counter(read["format"].tolist()).most_common()),
+        modes=dict(Counter(read["mode"].tolist()).most_common()),
+        notes=list(source.notes),
+        problems=problems,
+        bad={**targets.bad, **{source.names[i]: reason for i, reason in sorted(scan.bad.items())}},
+        seconds=time.monotonic() - start,
+        task=source.task,
+        pixels=targets.pixels,
+        object_sizes=targets.sizes,
+        has_shapes=source.has_shapes,
+    )
+
+
+class _View:
+    """What the checks below share."""
+
+    def __init__(self, source: Source, scan: Scan, sides: np.ndarray, config: DataConfig) -> None:
+        self.source, self.scan, self.sides, self.config = source, scan, sides, config
+        rest = "all" if sides is source.splits else "unused"  # where the layout does not say; where a split leaves out
+        members = {
+            str(side) or rest: np.flatnonzero(sides == side)
+            for side in sorted(np.unique(sides), key=lambda side: SIDES.index(side))
+        }
+        self.pictures = {side: len(positions) for side, positions in members.items()}
+        self.counts = {side: _count(source, positions) for side, positions in members.items()}
+
+    def problem(
+        self,
+        severity: Severity,
+        kind: str,
+        text: str,
+        positions: Sequence[int] | np.ndarray,
+        detail: Callable[[int], str] = lambda i: "",
+    ) -> Problem:
+        listed = [int(i) for i in positions[:LISTED]]
+        details = {self.source.names[i]: detail(i) for i in listed}
+        return Problem(severity, kind, text, list(details), details, count=len(positions))
+
+    def pairs(self, severity: Severity, kind: str, text: str, pairs: Iterable[tuple[int, int, float]]) -> Problem:
+        """A problem of pairs (position, position, distance); details say where each picture is and what it shows."""
+        pairs = list(pairs)
+        listed = [int(i) for first, second, _ in pairs[:LISTED] for i in (first, second)]
+        names = {i: self.source.names[i] for i in listed}
+        details = {name: self.place(i) for i, name in names.items()}
+        shown = [Pair(names[int(a)], names[int(b)], round(float(distance), 3)) for a, b, distance in pairs[:LISTED]]
+        return Problem(severity, kind, text, list(details), details, shown, len(pairs))
+
+    def place(self, index: int) -> str:
+        """`val · dog`"""
+        label = self.source.labels[index]
+        names = [self.source.classes[c] for c in (np.flatnonzero(label) if self.source.multilabel else [label])]
+        return " · ".join(part for part in (str(self.sides[index]), ", ".join(names)) if part)
+
+    def same_label(self, a: int, b: int) -> bool:
+        return bool(np.array_equal(self.source.labels[a], self.source.labels[b]))
+
+    @property
+    def is_split(self) -> bool:
+        return set(self.counts) != {"all"}
+
+    def leak(self, pairs: list[tuple[int, int, float]]) -> Severity:
+        """How bad pictures on both sides are: an error, unless settings say otherwise or it was Weft that split."""
+        apart = any(self.source.splits[a] != self.source.splits[b] for a, b, _ in pairs)
+        return "error" if apart and self.config.leaks == "error" else "warning"
+
+
+def _unreadable(view: _View) -> Iterable[Problem]:
+    bad = view.scan.bad
+    if bad:
+        part = len(bad) / (len(bad) + len(view.scan.read))
+        too_many = part > view.config.bad_files
+        then = (
+            f"more than {view.config.bad_files:.0%}; mend or remove them, or allow more with --data.bad_files"
+            if too_many
+            else "left out of training"
+        )
+        text = f"{many(len(bad), 'file')} cannot be read ({part:.1%}): {then}."
+        yield view.problem("error" if too_many else "warning", "unreadable", text, sorted(bad), lambda i: bad[i])
+
+
+def _leaks(view: _View) -> Iterable[Problem]:
+    groups = view.source.groups
+    if groups is None or view.config.leaks == "ignore":
+        return
+    placed = np.flatnonzero((groups != "") & (view.sides != ""))
+    sides = np.unique(np.stack([groups[placed], view.sides[placed]], axis=1), axis=0)
+    names, counts = np.unique(sides[:, 0], return_counts=True)
+    torn = names[counts > 1].tolist()
+    if torn:
+        text = f"{many(len(torn), 'group')} on more than one side of the split: {some(torn)}."
+        details = {name: " and ".join(sides[sides[:, 0] == name, 1].tolist()) for name in torn[:LISTED]}
+        severity: Severity = "error" if view.config.leaks == "error" else "warning"
+        yield Problem(severity, "group-leak", text, torn[:LISTED], details, count=len(torn))
+
+
+def _copies(view: _View) -> Iterable[Problem]:
+    """The same picture on both sides, under two labels, or twice; then pictures that are almost the same."""
+    same = "same bytes" if view.scan.thumbs is None else "same pixels"
+    records, read = view.scan.records, view.scan.read
+    read = read[~records["blank"][read]]
+    across, torn, twice = [], [], []
+    for group in equal_groups(records["hash"][read]):
+        group = read[group]
+        sides: dict[str, list[int]] = {}
+        for index in group.tolist():
+            sides.setdefault(str(view.sides[index]), []).append(index)
+        home, *away = sorted(filter(None, sides), key=SIDES.index) or [""]
+        across += [(sides[home][0], index, 0.0) for side in away for index in sides[side]]
+        torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not view.same_label(group[0], i)]
+        for first, *others in sides.values():
+            twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
+    if across and view.config.leaks != "ignore":
+        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): keep one of each."
+        yield view.pairs(view.leak(across), "leak", text, across)
+    if torn:
+        text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
+        yield view.pairs("warning", "label-conflict", text, torn)
+    if twice:
+        where = "there more than once; a random split may put copies on both sides"
+        where = "more than once on one side of the split" if view.is_split else where
+        yield view.pairs("warning", "duplicate", f"{many(len(twice), 'picture')} {where} ({same}).", twice)
+    if view.scan.thumbs is not None:
+        yield from _near_copies(view, read)
+
+
+def _near_copies(view: _View, read: np.ndarray) -> Iterable[Problem]:
+    # of equal pictures on one side, one is enough
+    side = np.unique(view.sides[read], return_inverse=True)[1].astype(np.uint64)
+    keys = view.scan.records["hash"][read] << np.uint64(2) | side
+    read = read[np.sort(np.unique(keys, return_index=True)[1])]
+    assert view.scan.thumbs is not None
+    pairs, distances = near_pairs(view.scan.thumbs[read])
+    pairs = read[pairs]
+    hashes = view.scan.records["hash"]
+    new = hashes[pairs[:, 0]] != hashes[pairs[:, 1]]  # equal ones are reported as such
+    pairs, distances = pairs[new], distances[new]
+    sides = view.sides[pairs]
+    apart = (sides[:, 0] != sides[:, 1]) & (sides != "").all(axis=1)
+    for kind, chosen in (("near-leak", apart), ("near-duplicate", ~apart)):
+        if chosen.any():
+            found = [(int(a), int(b), float(d)) for (a, b), d in zip(pairs[chosen], distances[chosen], strict=True)]
+            other = sum(not view.same_label(a, b) for a, b, _ in found)
+            labels = f"; {other} of them with different labels" if other else ""
+            where = " on two sides of the split" if kind == "near-leak" else " on one side" * view.is_split
+            text = f"{many(len(found), 'pair')} of almost equal pictures{where}{labels}."
+            yield view.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
+
+
+def _classes(view: _View) -> Iterable[Problem]:
+    classes = view.source.classes
+    total = np.sum(list(view.counts.values()), axis=0)
+    learned = np.array(view.counts.get("train", view.counts.get("all", total)))
+    validated = np.array(view.counts["val"]) > 0 if {"train", "val"} <= view.counts.keys() else learned >= 0
+    rules: list[tuple[Severity, str, np.ndarray, str]] = [
+        ("warning", "empty-class", total == 0, "without pictures"),
+        ("warning", "untrained-class", (learned == 0) & (total > 0), "that cannot be learned: no training pictures"),
+        ("warning", "single-picture", learned == 1, "with a single training picture"),
+        ("note", "few-pictures", (learned > 1) & (learned < 10), "with fewer than 10 training pictures"),
+        ("note", "unvalidated-class", (learned > 0) & ~validated, "without validation pictures"),
+    ]
+    for severity, kind, chosen, text in rules:
+        if chosen.any():
+            counts = {classes[i]: many(int(learned[i]), "picture") for i in np.flatnonzero(chosen)}
+            text = f"{many(len(counts), 'class')} {text}: {some(list(counts))}."
+            yield Problem(severity, kind, text, list(counts), counts, count=len(counts))
+    if len(classes) == 1 and not view.source.multilabel:
+        yield Problem("warning", "one-class", f"Only one class, {classes[0]!r}: there is nothing to tell apart.")
+    for family in alike(classes):
+        text = f"Classes that differ only by case or blanks: {some(family)}."
+        yield Problem("warning", "alike-classes", text, family, count=len(family))
+    filled = np.flatnonzero(learned)
+    if len(filled) and view.source.task == "classify":
+        most, least = filled[learned[filled].argmax()], filled[learned[filled].argmin()]
+        ratio = learned[most] / learned[least]
+        if ratio >= UNBALANCED:
+            counts = {classes[i]: many(int(learned[i]), "picture") for i in (most, least)}
+            text = f"{classes[most]!r} has {ratio:.0f} times the pictures of {classes[least]!r}; try --balance sampler."
+            yield Problem("warning", "imbalance", f"Unbalanced classes: {text}", list(counts), counts, count=2)
+
+
+def _oddities(view: _View) -> Iterable[Problem]:
+    """What single pictures have that may surprise; Weft has a rule for each, so most are notes."""
+    records, read, profiles = view.scan.records, view.scan.read, view.scan.profiles
+    found = records[read]
+    width, height = found["width"].astype(np.int64), found["height"].astype(np.int64)
+    ratio = np.maximum(width, height) / np.minimum(width, height)
+    wrong = [_misnamed(view.source.names[i], format) for i, format in zip(read, found["format"].tolist(), strict=True)]
+    aligned = "; masks and boxes count as upright unless their size says otherwise" * (view.source.task != "classify")
+    rules: list[tuple[Severity, str, np.ndarray, str]] = [
+        ("warning", "blank", found["blank"], "of a single colour."),
+        ("warning", "tiny", np.minimum(width, height) < TINY, f"with a side of less than {TINY} pixels."),
+        ("note", "huge", width * height > HUGE, "of more than 50 million pixels: slow to read."),
+        (
+            "note",
+            "long",
+            ratio > LONG,
+            f"more than {LONG:.0f} times as long as wide: a square shows little of it.",
+        ),
+        ("note", "wrong-ending", np.array(wrong, bool), "with the ending of another format; read as what it is."),
+        ("note", "rotated", found["orientation"] > 1, f"turned by an EXIF entry; shown and trained upright{aligned}."),
+        ("note", "deep", found["depth"] > 8, "of more than 8 bits; the whole range is kept."),
+        ("note", "cmyk", found["mode"] == "CMYK", "in CMYK; read as RGB."),
+        ("note", "alpha", _with_alpha(found), "with transparency; laid over white unless data.channels asks for it."),
+        ("note", "animated", found["frames"] > 1, "with several frames; the first is used."),
+        (
+            "note",
+            "profile",
+            np.isin(read, list(profiles)),
+            "with a colour profile other than sRGB, not applied.",
+        ),
+    ]
+
+    def detail(index: int) -> str:
+        record = records[index]
+        shape = f"{record['format']} {record['mode']}, {record['width']} x {record['height']}"
+        return f"{shape}, {profiles[index]}" if index in profiles else shape
+
+    for severity, kind, chosen, text in rules:
+        if chosen.any():
+            positions = read[chosen]
+            yield view.problem(severity, kind, f"{many(len(positions), 'picture')} {text}", positions, detail)
+    kinds = Counter(_colours(found).tolist()).most_common()
+    if len(kinds) > 1:
+        text = ", ".join(f"{n} with {many(channels, 'channel')}" for channels, n in kinds)
+        rare = read[_colours(found) != kinds[0][0]]
+        yield view.problem("note", "mixed-channels", f"Pictures differ in channels: {text}.", rare, detail)
+
+
+def _with_alpha(records: np.ndarray) -> np.ndarray:
+    return np.isin(records["channels"], (2, 4)) & ~np.isin(records["format"], ("NPY", "array"))
+
+
+def _colours(records: np.ndarray) -> np.ndarray:
+    """(N,) channels without alpha."""
+    return records["channels"] - _with_alpha(records)
+
+
+def _sides(source: Source, split: "Split | None") -> np.ndarray:
+    """(N,) "train", "val", "test", or "" where a picture is on no side."""
+    if split is None:
+        return source.splits
+    sides = np.full(len(source), "", dtype="U5")
+    for side in ("train", "val", "test"):
+        sides[getattr(split, side)] = side
+    return sides
+
+
+def _count(source: Source, positions: np.ndarray) -> list[int]:
+    labels = source.labels[positions]
+    counts = labels.sum(axis=0) if source.multilabel else np.bincount(labels, minlength=len(source.classes))
+    return counts.tolist()
+
+
+def _common(values: np.ndarray) -> int:
+    """The largest value that at least a hundredth of the pictures has: a stray one does not decide."""
+    kinds, counts = np.unique(values, return_counts=True)
+    return int(kinds[counts >= 0.01 * len(values)].max()) if len(values) else 0
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float]:
+    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} if len(values) else {}
+
+
+def _histogram(values: np.ndarray, bins: int = 24) -> list[tuple[float, float, int]]:
+    """Bins of equal ratio, since sizes range from icons to scans."""
+    if not len(values):
+        return []
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return [(low, high, len(values))]
+    edges = np.geomspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high
+    counts = np.histogram(values, edges)[0]
+    return [(round(float(a), 1), round(float(b), 1), int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+
+
+def _misnamed(name: str, format: str) -> bool:
+    kinds = KINDS.get(os.path.splitext(name)[1].lower().lstrip("."))
+    return kinds is not None and format in KNOWN and format not in kinds

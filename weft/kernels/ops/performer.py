@@ -1,0 +1,63 @@
+"""The linear attention of the Performer, which torch computes in some twenty passes over float32 tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels.ops.op import define
+from weft.models.performer import performer_attention
+
+WIDEST = 128  # channels of which a program can hold context and matrix
+SPLITS = 4  # programs that share the tokens of a picture
+
+
+def plain_performer(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The twin: `performer_attention` over (B, N, 3C) tokens that hold k, q and v side by side; and v."""
+    k, q, v = kqv.chunk(3, dim=-1)
+    return performer_attention(q, k, v, w), v
+
+
+def outputs(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors for y, for v, and for what the kernels find out about the keys: shifts, totals and contexts."""
+    (batch, tokens, _), (features, channels) = kqv.shape, w.shape
+    y, v = (torch.empty(batch, tokens, channels, dtype=kqv.dtype, device=kqv.device) for _ in range(2))
+    found = torch.empty(batch, SPLITS, features * (channels + 2), dtype=torch.float32, device=kqv.device)
+    return y, v, found
+
+
+def _plain(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y, v = plain_performer(kqv, w)
+    return y, v, torch.zeros_like(outputs(kqv, w)[2])  # its own gradient needs nothing of that
+
+
+def _plain_backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:
+    with torch.enable_grad():
+        kqv = kqv.detach().requires_grad_()
+        return torch.autograd.grad(plain_performer(kqv, w), kqv, (grad, grad_v))[0]
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(*inputs, output[2])
+
+
+def _backward(ctx: Any, grad: Tensor, grad_v: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    performer_backward.refused |= performer_forward.refused  # of whose twin the kernel would get zeros
+    return performer_backward.inside(grad, grad_v, *ctx.saved_tensors), None
+
+
+performer_backward = define(
+    "performer_backward(Tensor grad, Tensor grad_v, Tensor kqv, Tensor w, Tensor found) -> Tensor",
+    _plain_backward,
+    "performer.backward",
+    lambda grad, grad_v, kqv, w, found: torch.empty(kqv.shape, dtype=kqv.dtype, device=kqv.device),
+)
+performer_forward = define(
+    "performer(Tensor kqv, Tensor w) -> (Tensor, Tensor, Tensor)",
+    _plain,
+    "performer.forward",
+    outputs,
+    _setup,
+    _backward,
+)

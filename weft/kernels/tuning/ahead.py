@@ -1,0 +1,131 @@
+"""Compiling kernels before they are needed, on all cores: a model has some dozens, and each takes a second or more.
+
+Triton's front end is Python, so that threads would wait for each other. Processes that are forked do not: each compiles
+its share and leaves it in Triton's cache on disk, where this process finds it.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from weft.kernels.switch import has_triton, interpreted, kernels_are_on
+
+PATIENCE = 300.0  # seconds for all kernels; whoever takes longer hangs, and is ended
+NUMBER = struct.Struct("i")
+PIPE = 1 << 16  # bytes that a pipe holds: 16,000 numbers, more than any model has kernels
+Task = Callable[[], Any]
+
+
+def compile_ahead(rehearse: Callable[[], Any], workers: int = os.cpu_count() or 1) -> None:
+    """Compiles all kernels that `rehearse` would launch, on `workers` cores at once; Triton keeps them for next time.
+
+    It launches none: what `rehearse` computes means nothing, and the caller has to undo what it changes. A kernel that
+    cannot be compiled is left to the launch that needs it, which says why.
+    """
+    if not (torch.cuda.is_available() and kernels_are_on() and has_triton()) or interpreted():
+        return
+    import triton
+
+    from weft.kernels.triton import launch
+
+    tasks, token = _Tasks(), launch.rehearsing.set(set())
+    try:
+        with (
+            triton.AsyncCompileMode(tasks, ignore_errors=True),
+            torch.autograd.set_multithreading_enabled(False),  # all of these are this thread's
+            tasks,
+        ):
+            rehearse()
+            tasks.run(workers)
+    finally:
+        launch.rehearsing.reset(token)
+
+
+class _Tasks(Executor):
+    """What Triton wants compiled, until `run`; leaving it gives up what was not run."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Task]] = []
+
+    def submit(self, fn: Task, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, fn))
+        return future
+
+    def run(self, workers: int) -> None:
+        """Compiles in other processes; then each is found in the cache by this one."""
+        if workers > 1 and hasattr(os, "fork"):
+            # Backward passes come last and take longest.
+            compile_in_processes([task for _, task in reversed(self.waiting)], workers)
+            workers = 1
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(_resolve, self.waiting))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future, _ in self.waiting:
+            if future.cancel():
+                future.set_running_or_notify_cancel()  # or Triton would wait for it
+
+
+def _resolve(task: tuple[Future[Any], Task]) -> None:
+    future, compile = task
+    try:
+        future.set_result(compile())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def compile_in_processes(tasks: Sequence[Task], workers: int, patience: float = PATIENCE) -> None:
+    """Runs all tasks in forked processes, for what they leave on disk: neither results nor errors come back."""
+    numbers, entry = os.pipe()  # from which each process takes the next task's number
+    os.write(entry, b"".join(NUMBER.pack(i) for i in range(len(tasks)))[:PIPE])
+    os.close(entry)  # so that it ends behind the last
+    processes: set[int] = set()
+    deadline = time.monotonic() + patience
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see PATIENCE
+            for _ in range(min(workers, len(tasks))):
+                process = os.fork()
+                if process == 0:
+                    _serve(tasks, numbers)
+                processes.add(process)
+        while processes and time.monotonic() < deadline:
+            processes -= {process for process in processes if os.waitpid(process, os.WNOHANG)[0]}
+            time.sleep(0.01)
+    finally:
+        os.close(numbers)
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def _serve(tasks: Sequence[Task], numbers: int) -> None:
+    """The life of a child: it never returns, touches no GPU, and is silent, since the parent will say what is wrong."""
+    try:
+        gc.disable()  # garbage may hold tensors, and freeing those may ask the GPU
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silence, stream)
+        while number := os.read(numbers, NUMBER.size):
+            with contextlib.suppress(Exception):
+                _make_launcher(tasks[NUMBER.unpack(number)[0]]())
+    finally:
+        os._exit(0)
+
+
+def _make_launcher(kernel: Any) -> None:
+    """Until Triton 3.6 or so, each new list of types also has a C function to launch it, compiled by gcc."""
+    from triton.runtime.driver import driver
+
+    active: Any = driver.active
+    active.launcher_cls(kernel.src, kernel.metadata)

@@ -1,0 +1,218 @@
+"""The page of a run, report.html: how good the model is, where it errs, what it learned from, how to repeat and use it.
+
+Here is what the reports of all tasks have in common; `report_classify`, `report_segment` and `report_detect` collect
+what is special, and the templates say how it looks.
+"""
+
+import dataclasses
+import math
+import platform
+import shlex
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from weft.config import Config
+from weft.engine.log import METRICS, read_rows
+from weft.files import write_text
+from weft.report.charts import Chart, Point, line_chart
+from weft.report.page import render
+
+if TYPE_CHECKING:
+    from weft.data.augment.transforms import Preprocessing
+    from weft.data.check.check import DataReport
+    from weft.data.loader import Batch
+    from weft.data.sources.source import Source
+    from weft.data.split import Split
+
+NAMES = 100  # of left-out files and of a problem's files
+PACKAGES = "torch", "torchvision", "timm"
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def write_report(
+    run: Path,
+    *,
+    config: Config,
+    evaluation: Any,
+    source: "Source",
+    split: "Split",
+    preprocessing: "Preprocessing",
+    augmented: "Batch",
+    data_report: "DataReport",
+    command: str,
+    predictor: Any = None,
+) -> Path:
+    """Writes `run`/report.html, one file that needs no other, and returns its path.
+
+    `run` holds metrics.jsonl and the model; `evaluation` is that of the validation pictures, `augmented` a batch as
+    the model was shown it in training, before normalisation; `command` repeats the run. `predictor` is the run's
+    model; a report of segmentation asks it about the pictures that are shown.
+    """
+    from weft.tasks.classify.report import classify_values
+    from weft.tasks.detect.report import detect_values
+    from weft.tasks.segment.report import segment_values
+
+    history, metrics = read_history(run), evaluation.metrics()
+    common = dict(
+        folder=run.resolve().name,
+        shell_folder=shlex.quote(run.resolve().name),
+        config=config,
+        evaluation=evaluation,
+        source=source,
+        preprocessing=preprocessing,
+        data_report=data_report,
+        command=command,
+        history=history,
+        metrics=metrics,
+        data=data_name(config.data.source),
+        seconds=in_units(max((row["seconds"] for row in history.epochs), default=0.0), SECONDS),
+        parameters=in_units(_parameters(run, predictor), COUNTS),
+        epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
+        parts={name: len(indices) for name, indices in _parts(split).items()},
+        most_names=NAMES,
+        settings=settings(config),
+        versions={"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        machine=machine(config.run.device),
+        date=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+    )
+    shown = (metrics, evaluation, source, split, preprocessing, augmented, config.run.seed)
+    if source.task == "segment":
+        template, values = "report_segment.html.j2", segment_values(*shown, history, data_report, predictor)
+    elif source.task == "detect":
+        template, values = "report_detect.html.j2", detect_values(*shown, history)
+    else:
+        template, values = "report.html.j2", classify_values(*shown, history)
+    write_text(run / "report.html", render(template, **common, **values))
+    return run / "report.html"
+
+
+@dataclass(frozen=True)
+class History:
+    """The rows of metrics.jsonl by kind, in order."""
+
+    steps: list[dict[str, Any]]
+    epochs: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        return next((row for row in reversed(self.epochs) if row["best"]), None)
+
+
+def read_history(run: Path) -> History:
+    """A step that was done again after a rollback counts once, as it went last."""
+    rows = {(row["kind"], row["step"], row.get("text")): row for row in read_rows(run / METRICS)}
+    ordered = sorted(rows.values(), key=lambda row: row["step"])
+    return History(*([row for row in ordered if row["kind"] == kind] for kind in ("step", "epoch", "event")))
+
+
+def data_name(source: str) -> str:
+    """What to call the data: the last part of a path, the set's name in NAME:ROOT."""
+    name, colon, _ = source.partition(":")
+    if colon and name.isidentifier() and len(name) > 1:  # C: is a drive
+        return source if name == "demo" else name
+    return Path(source).name or source
+
+
+def curves(history: History, scores: dict[str, str], title: str = "Validation") -> dict[str, Chart | None]:
+    """The charts of a run; None where nothing was recorded. `scores`: names and keys, the one that decides first."""
+    steps, epochs, best = history.steps, history.epochs, history.best
+    timed = [row for row in steps if row["pictures_per_second"]]  # the first step has nothing to be timed against
+    deciding = next(iter(scores.values()))
+    mark = None
+    if best and best.get(deciding) is not None:
+        mark = (best["epoch"], best[deciding]), f"best: epoch {best['epoch']}, {100 * best[deciding]:.1f} %"
+    losses = {
+        "each step": _points(steps, "loss"),
+        "training": _points(epochs, "train_loss"),
+        "validation": _points(epochs, "val_loss"),
+    }
+    return {
+        "score": line_chart(
+            title, {name: _points(epochs, key) for name, key in scores.items()}, show=percent, mark=mark
+        ),
+        "loss": line_chart("Loss", losses),
+        "lr": line_chart(
+            "Learning rate", {"learning rate": sorted(_points(steps, "lr") + _points(epochs, "lr"))}, zero=True
+        ),
+        "grad_norm": line_chart("Norm of the gradient", {"norm": _points(steps, "grad_norm")}),
+        "speed": line_chart("Pictures per second", {"per second": _points(timed, "pictures_per_second")}, zero=True),
+    }
+
+
+def _points(rows: list[dict[str, Any]], key: str) -> list[Point]:
+    return [(row["epoch"], row[key] if row[key] is not None else float("nan")) for row in rows if key in row]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.4g} %"
+
+
+def counts(source: "Source", split: "Split") -> dict[str, Any]:
+    """Pictures of each class in each part: {"parts": ["train", ...], "rows": [{"name", "train", ...}], "most"}."""
+    parts = _parts(split)
+    columns = {name: _per_class(source, indices) for name, indices in parts.items()}
+    rows = [
+        {"name": label, **{name: int(column[i]) for name, column in columns.items()}}
+        for i, label in enumerate(source.classes)
+    ]
+    most = max((sum(row[name] for name in columns) for row in rows), default=0)
+    return {"parts": list(parts), "rows": rows, "most": max(most, 1)}
+
+
+def _parts(split: "Split") -> dict[str, np.ndarray]:
+    """Who trains, validates and tests, as far as there are any."""
+    parts = {"train": split.train, "val": split.val, "test": split.test}
+    return {name: indices for name, indices in parts.items() if len(indices)}
+
+
+def _per_class(source: "Source", indices: np.ndarray) -> np.ndarray:
+    labels = source.labels[indices]
+    return labels.sum(0) if source.multilabel else np.bincount(labels, minlength=len(source.classes))
+
+
+def settings(config: Config) -> list[dict[str, Any]]:
+    """Every setting with its value, its line of help and whether it differs from the default."""
+    rows = []
+    for section in dataclasses.fields(config):
+        chosen, default = getattr(config, section.name), getattr(Config(), section.name)
+        for key in dataclasses.fields(chosen):
+            value, usual = getattr(chosen, key.name), getattr(default, key.name)
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            row = {"key": f"{section.name}.{key.name}", "value": shown, "help": key.metadata["help"]}
+            rows.append(row | {"changed": value != usual})
+    return rows
+
+
+def machine(device: str) -> str:
+    """What the run was computed on; no host name."""
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        count = torch.cuda.device_count() if device in ("auto", "cuda") else 1
+        return torch.cuda.get_device_name() + (f" (one of {count})" if count > 1 else "")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
+    """A number of three digits or so and the last of the growing `units` that it reaches: ("7.15", "min")."""
+    reached = [name for name, size in units.items() if value >= size]
+    unit = reached[-1] if reached else next(iter(units))
+    return f"{value / units[unit]:.3g}", unit
+
+
+def _parameters(run: Path, predictor: Any) -> int:
+    from weft.catalog.cost import count_parameters
+    from weft.models.weights.folder import open_model
+
+    return count_parameters(predictor.model if predictor else open_model(run)[0])

@@ -1,0 +1,177 @@
+"""The model of a run: made by name, with the weights it starts from."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from weft.config import Config, ModelConfig
+from weft.errors import WeftError, did_you_mean
+from weft.heads.features import any_size
+from weft.heads.folder import Plan, build, load_dense_init, write_dense
+from weft.models.base import HybridModel
+from weft.models.weights.convert import load_weights
+from weft.models.weights.folder import write_model
+from weft.models.weights.layouts import filter_published
+
+PRETRAINED = "pretrained"
+
+
+@dataclass(frozen=True)
+class Made:
+    model: nn.Module
+    changed: list[str]  # what is new in it where it starts from weights
+    write: Callable[[Path, nn.Module, dict[str, Tensor], dict[str, Any]], None]  # folder, model, weights, preprocessing
+
+
+def make_model(config: Config, *, classes: list[str], size: tuple[int, int], multilabel: bool = False) -> Made:
+    """The model of a run: what timm makes of its name, or that as the backbone of a head."""
+    name, init, channels = config.model.name, config.model.init, config.data.channels
+    dense = config.data.task in ("segment", "detect")
+    args = model_args(config.model, (config.augment.img_size, config.augment.img_size) if dense else size)
+    if not dense:
+        model = create(name, args, len(classes), channels, init == PRETRAINED)
+        changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []
+        return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
+    args = {**any_size(name), **args}
+    backbone = create(name, args, 0, channels, init == PRETRAINED)
+    weights = load_weights(init) if init and init != PRETRAINED else {}
+    is_dense = any(key.startswith("backbone.") for key in weights)
+    changed = load_init(backbone, weights, init) if weights and not is_dense else []
+    plan = Plan(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
+    model = build(plan, config, backbone)
+    if is_dense:
+        changed = load_dense_init(model, weights, init)
+    return Made(model, changed, partial(_write_dense, plan=plan, config=config))
+
+
+def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
+    """What timm.create_model is given beside classes and channels."""
+    args = {**config.args, **({"drop_path_rate": config.drop_path} if config.drop_path is not None else {})}
+    if config.drop:
+        args["drop_rate"] = config.drop
+    if takes_size(config.name):
+        args["img_size"] = size
+    return args
+
+
+def create(name: str, args: dict[str, Any], classes: int, channels: int, pretrained: bool) -> nn.Module:
+    try:
+        return timm.create_model(name, pretrained, num_classes=classes, in_chans=channels, **args)
+    except WeftError:
+        raise
+    except TypeError as error:
+        raise WeftError(f"{name} does not take these arguments: {error}") from None
+    except Exception as error:  # whatever a download or a cache raises
+        if not pretrained:
+            raise
+        raise WeftError(f"No pretrained weights of {name} can be had: {_first_line(error)}") from error
+
+
+def _write(
+    folder: Path,
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    preprocessing: dict[str, Any],
+    *,
+    classes: list[str],
+    multilabel: bool,
+    args: dict[str, Any],
+) -> None:
+    common: Any = dict(classes=classes, preprocessing=preprocessing, multilabel=multilabel)
+    write_model(model, folder, args=args, weights=weights, **common)
+
+
+def _write_dense(
+    folder: Path,
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    preprocessing: dict[str, Any],
+    *,
+    plan: Plan,
+    config: Config,
+) -> None:
+    write_dense(folder, plan, weights, preprocessing=preprocessing, config=config)
+
+
+def check_name(name: str) -> None:
+    bare = name.split(".")[0]
+    if not timm.is_model(bare):
+        known = timm.list_models()
+        raise WeftError(f"There is no model {name!r}; `weft models` lists Weft's own." + did_you_mean(bare, known))
+
+
+def takes(name: str, argument: str) -> bool:
+    """Whether a model takes an argument, found out without making its weights."""
+    value: Any = {"img_size": 224, "stem_stride": 1}[argument]
+    try:
+        timm.create_model(name, device="meta", **{argument: value})
+    except TypeError:
+        return False
+    return True
+
+
+def takes_size(name: str) -> bool:
+    return takes(name, "img_size")
+
+
+# Weights to start from ------------------------------------------------------------------------------------------
+
+
+def load_init(model: nn.Module, found: dict[str, Tensor], init: str) -> list[str]:
+    """Loads the weights of a run, a model folder or a file, `init`; returns one line for each thing that differs.
+
+    A classifier for other classes starts anew, positions of another picture size are interpolated, a first convolution
+    of three channels is adapted to others. Any other difference is an error that names the tensors.
+    """
+    own, state = model.state_dict(), _filter(found, model)
+    changed = [
+        f"{k} resized from {tuple(v.shape)}" for k, v in found.items() if k in state and state[k].shape != v.shape
+    ]
+    for key, value in state.items():
+        if key in own and _is_first_conv(value, own[key]):
+            state[key] = adapt_input_conv(own[key].shape[1], value)
+            changed.append(f"{key} adapted from {value.shape[1]} to {own[key].shape[1]} channels")
+    heads = tuple(f"{name}." for name in _classifier_names(model))
+    fits = {key for key in own if key in state and state[key].shape == own[key].shape}
+    odd = [key for key in [*own, *state] if key not in fits and not key.startswith(heads)]
+    if odd:
+        shapes = [tuple(tensors[odd[0]].shape) if odd[0] in tensors else "none" for tensors in (own, state)]
+        raise WeftError(
+            f"{init} does not fit the model: {len(set(odd))} tensors differ, such as {odd[0]} (expected {shapes[0]},"
+            f" found {shapes[1]}); give the --model and --model.args that it was trained with."
+        )
+    new = sorted(own.keys() - fits)
+    if new:
+        changed.append(f"{' and '.join(new)} for other classes: new")
+    model.load_state_dict({key: state[key] if key in fits else value for key, value in own.items()})
+    return changed
+
+
+def _filter(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the model's names, positions at its size: for Weft's models, and for timm's by timm's rules."""
+    if isinstance(model, HybridModel):
+        return filter_published(state, model)
+    timms_filter: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    return timms_filter(state, model) if timms_filter else state
+
+
+def _is_first_conv(found: Tensor, wanted: Tensor) -> bool:
+    same = found.ndim == wanted.ndim == 4 and (found.shape[0], *found.shape[2:]) == (wanted.shape[0], *wanted.shape[2:])
+    return same and found.shape[1] == 3 != wanted.shape[1]
+
+
+def _classifier_names(model: nn.Module) -> list[str]:
+    cfg: Any = model.pretrained_cfg
+    classifier = cfg["classifier"]
+    return list(classifier) if isinstance(classifier, tuple | list) else [classifier]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,92 @@
+"""What the rows of a table cost: parameters and MACs, counted; pictures per second, measured in one run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import weft
+from weft.catalog.cost import count_macs, count_parameters
+from weft.catalog.papers import PAPERS
+from weft.run.build import create, takes_size
+from weft.study import speed as bench
+from weft.study.ablate.tables import Network
+
+SECONDS = 0.5  # of timing for each network
+
+
+@dataclass(frozen=True)
+class Cost:
+    parameters: int
+    macs: float  # in G, attention included
+    throughput: float | None = None  # pictures per second, inference
+
+
+def cost_in_paper(network: Network) -> Cost | None:
+    """At the size of the papers: 1,000 classes, 224 pixels. What `weft.catalog.papers` has is not counted again."""
+    for row in (row for paper in PAPERS for row in paper.rows):
+        same = row.model == network.model and plain(row.switches) == plain(network.switches)
+        if same and row.img_size == 224 and not row.head:
+            return Cost(row.parameters, row.macs)
+    return count(network, img_size=224)
+
+
+def count(network: Network, img_size: int, classes: int = 1000, channels: int = 3) -> Cost | None:
+    """None of a network that cannot be made for pictures of this size; its cell says why."""
+    try:
+        model = _make(network, img_size, classes, channels, "meta")
+        macs = count_macs(model, (channels, img_size, img_size))
+    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+        return None
+    return Cost(count_parameters(model), round(macs / 1e9, 6))
+
+
+def measure(
+    networks: Mapping[str, Network], img_size: int, classes: int, channels: int, device: torch.device, threads: int
+) -> dict[str, float | None]:
+    """Pictures per second of inference, each network timed in every round; None of one that does not run.
+
+    On a CPU with as many threads as a cell has for its training.
+    """
+    gpu = device.type == "cuda"
+    batch, dtype = (256, "bf16") if gpu else (16, "fp32")
+    settings = bench.Settings(batch=batch, channels=channels, img_size=img_size, dtype=dtype, device=str(device))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        models = {name: _ready(network, settings, classes) for name, network in networks.items()}
+        contenders = [bench.Contender(name, settings, model) for name, model in models.items() if model is not None]
+        times = bench.race(contenders, SECONDS)
+    finally:
+        torch.set_num_threads(before)
+    if gpu:
+        del models, contenders
+        torch.cuda.empty_cache()  # for the workers
+    return {
+        name: settings.batch / min(times[name]) if times.get(name) else None for name in networks
+    }  # the calmest round
+
+
+def _ready(network: Network, settings: bench.Settings, classes: int) -> Any:
+    """As one would use it: fused, on its device, in its type."""
+    try:
+        model = _make(network, settings.img_size, classes, settings.channels, settings.device).eval()
+    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+        return None
+    model = weft.fuse(model) if bench.is_ours(network.model) else model
+    return model.to(dtype=bench.DTYPES[settings.dtype], memory_format=torch.channels_last)  # pyright: ignore
+
+
+def _make(network: Network, img_size: int, classes: int, channels: int, device: str) -> nn.Module:
+    size = {"img_size": img_size} if takes_size(network.model) else {}
+    args = {"device": device, **size, **network.switches}
+    return create(network.model, args, classes, channels, pretrained=False)
+
+
+def plain(value: Any) -> Any:
+    """Lists of YAML and tuples of Python alike."""
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

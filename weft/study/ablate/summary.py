@@ -1,0 +1,100 @@
+"""What the cells of a study say together: a line for each row of the table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.study.ablate.costs import Cost
+from weft.study.ablate.plan import Plan
+from weft.study.ablate.tables import Row, Table
+from weft.study.cells.cells import LEFT_OUT, SCORES, Cell, Result
+from weft.study.statistics import Difference, difference_by_seed, mean_sd
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is known of a row: here, and in the paper."""
+
+    row: Row
+    full: Cost | None = None  # of the network of the paper's size
+    cost: Cost | None = None  # of the network that is trained
+    scores: dict[int, float] = field(default_factory=dict)  # by seed, as parts of one
+    mean: float | None = None
+    sd: float | None = None
+    difference: Difference | None = None  # to its base row; None for that itself
+    paper_difference: float | None = None  # in points
+    errors: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        if self.row.missing:
+            return f"not here: {self.row.missing}"
+        if self.errors and not self.scores:
+            return f"failed: {self.errors[0]}"
+        if self.row.base == self.row.name:
+            return "base"
+        if self.difference is None:
+            return ""
+        larger = self.difference.larger_than_noise
+        return "too few seeds: no verdict" if larger is None else "larger than noise" if larger else "within noise"
+
+
+@dataclass(frozen=True)
+class Study:
+    table: Table
+    plan: Plan
+    lines: tuple[Line, ...]
+    seeds: int
+    done: int  # cells
+    left_out: int  # cells for which there was no time
+    score: str  # what the accuracy is called
+
+    @property
+    def cells(self) -> int:
+        return self.seeds * sum(not line.row.missing for line in self.lines)
+
+
+def summarise(
+    table: Table,
+    plan: Plan,
+    cells: dict[tuple[str, int], Cell],
+    results: dict[str, Result],
+    full: dict[str, Cost],
+    seeds: int,
+) -> Study:
+    scores: dict[str, dict[int, float]] = {row.name: {} for row in table.rows}
+    errors: dict[str, list[str]] = {row.name: [] for row in table.rows}
+    for (name, seed), cell in cells.items():
+        result = results.get(cell.key)
+        if result is not None and result.score is not None:
+            scores[name][seed] = result.score
+        elif result is not None and result.error != LEFT_OUT:
+            errors[name].append(result.error)
+    paper = {row.name: row.paper.get("top1") for row in table.rows}
+    lines = []
+    for row in table.rows:
+        mean, sd = mean_sd(list(scores[row.name].values()))
+        lines.append(
+            Line(
+                row,
+                full=full.get(row.name),
+                cost=plan.costs.get(row.name),
+                scores=scores[row.name],
+                mean=mean,
+                sd=sd,
+                difference=difference_by_seed(scores[row.name], scores[row.base]) if row.base != row.name else None,
+                paper_difference=minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
+                errors=tuple(errors[row.name]),
+            )
+        )
+    done = sum(len(found) for found in scores.values())
+    left_out = sum(cell.key in results and results[cell.key].error == LEFT_OUT for cell in cells.values())
+    return Study(table, plan, tuple(lines), seeds, done, left_out, name_of_score(list(results.values())))
+
+
+def minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def name_of_score(results: Sequence[Result]) -> str:
+    names = (SCORES[name] for result in results for name in SCORES if result.metrics.get(name) is not None)
+    return next(names, "accuracy")

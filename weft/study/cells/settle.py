@@ -1,0 +1,103 @@
+"""What all trainings of a study share: the data are opened once, and what nobody said is decided once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.config import Config, override
+from weft.engine.device import World, pick_device
+from weft.errors import WeftError
+from weft.run.build import check_name, takes_size
+from weft.run.choose import check_settings, choose_recipe, fill
+from weft.run.recipes import find_recipe
+from weft.run.session import Data, absolute_paths, open_data
+
+Say = Callable[[str], None]
+EACH = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The data of a study, and what a run would decide for them."""
+
+    given: dict[str, Any]  # settings by their full names, with paths that lead there from any folder
+    data: Data
+    device: torch.device
+
+    @property
+    def pictures(self) -> int:
+        """That train."""
+        return len(self.data.split.train)
+
+    def recipe(self) -> str:
+        return choose_recipe(override(Config(), self.given), self.data.source.task, self.pictures)
+
+    def filled(self, recipe: str, network: dict[str, Any], more: dict[str, Any] | None = None) -> Config:
+        """`network`: model.name and model.args; `more`: settings beside those given."""
+        settings = {**find_recipe(recipe), **self.given, **(more or {})}
+        config = override(Config(), {**settings, **network})
+        return fill(config, settings, self.data.report, self.pictures, self.device)[0]
+
+    def shared(self, base: Config) -> dict[str, Any]:
+        """What all trainings have from the first."""
+        shared = {"augment.img_size": base.augment.img_size, "run.batch": base.run.batch, "run.minutes": 0.0}
+        return shared | ({"data.workers": 0} if self.device.type == "cpu" else {})  # trainings share the cores
+
+
+def open_study(given: dict[str, Any], recipe: str, device: torch.device, say: Say) -> Opened:
+    """`given`: settings by their full names, among them data.source."""
+    config = override(Config(), {**(find_recipe(recipe) if recipe else {}), **given})
+    check_settings(config)
+    given = {**given, **absolute_paths(config)}
+    return Opened(given, open_data(override(config, given), World(device), say), device)
+
+
+@dataclass(frozen=True)
+class Common:
+    """How any model is trained in a study."""
+
+    data: str
+    recipe: str
+    settings: dict[str, Any]  # by their full names; all but model, seed and length
+    models: dict[str, dict[str, Any]]  # by name, the arguments that a run would give them on these data
+    classes: int
+    channels: int
+    size: tuple[int, int]
+    pictures: int  # that train
+    validated: int  # and that one is judged by
+
+    def shape(self, model: str) -> dict[str, Any]:
+        """The arguments of a model that the data decide."""
+        sized = {"img_size": self.size} if takes_size(model) else {}
+        return {"num_classes": self.classes, "in_chans": self.channels, **sized}
+
+
+def settle(data: str, models: list[str], given: dict[str, Any], recipe: str, say: Say) -> Common:
+    """`given`: settings by their full names. Without models, a run's own choice is the only one."""
+    for model in models:
+        check_name(model)
+    given = {**given, "data.source": data}
+    study = open_study(given, recipe, pick_device(override(Config(), given).run.device), say)
+    source, split = study.data.source, study.data.split
+    if source.task != "classify":
+        raise WeftError(f"{data} is data to {source.task}; these studies are of classifiers.")
+    if not len(split.val):
+        raise WeftError(f"{data} has no validation pictures to judge by; name some with --data.val.")
+    recipe = recipe or study.recipe()
+    base = study.filled(recipe, {"model.name": models[0]} if models else {})
+    own = {key: value for key, value in study.given.items() if key not in EACH and not key.startswith("model.args.")}
+    settings, size = study.shared(base) | own, base.augment.img_size
+    names = models or [base.model.name]
+    return Common(
+        data=study.given["data.source"],
+        recipe=recipe,
+        settings=settings,
+        models={name: study.filled(recipe, {"model.name": name}, settings).model.args for name in names},
+        classes=len(source.classes),
+        channels=base.data.channels,
+        size=(size, size),
+        pictures=study.pictures,
+        validated=len(split.val),
+    )

@@ -1,0 +1,236 @@
+"""Trains the cells of a study in worker processes: side by side, on the GPUs there are or on a CPU.
+
+A worker imports torch once and then trains one cell after the other. It reads the names of folders from its standard
+input and answers each with a line; when its input ends, because the parent was killed, it ends at once, too.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from weft.errors import WeftError
+from weft.files import write_text
+from weft.study.cells.cells import LEFT_OUT, Cell, Result, cell_folder, how_far, read_result, train_cell
+
+MOST_ON_CPU = 4  # cells at once where nobody said
+WATCH_SECONDS = 1.0
+
+Watch = Callable[[dict[str, str]], None]
+Begins = Callable[[Cell, Sequence[Result]], bool]
+
+
+def run_cells(
+    study: Path,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 0,
+    device: str = "auto",
+    watch: Watch | None = None,
+    begins: Begins | None = None,
+) -> list[Result]:
+    """The result of each cell; those that are finished are read, the others trained, `jobs` at once.
+
+    Args:
+        study: the folder of the study, which the caller has locked.
+        cells: what is trained, in this order.
+        jobs: 0 is one for each GPU, or as many as a CPU has cores for.
+        device: auto, cpu, cuda (all GPUs) or cuda:N.
+        watch: called about once a second with the state of every cell, by its key; what it raises ends all trainings.
+        begins: asked before each cell, with the results so far, whether it still is to be trained.
+    """
+    study.mkdir(parents=True, exist_ok=True)
+    return Crew(study, cells, places(device, jobs), watch, begins).work()
+
+
+def telling(say: Callable[[str], None], names: Mapping[str, str]) -> Watch:
+    """Says a line for every cell that is over; `names` by their keys."""
+    told: set[str] = set()
+
+    def watch(states: dict[str, str]) -> None:
+        for key, state in states.items():
+            if state.startswith(("done", "failed")) and key not in told:
+                told.add(key)
+                say(f"{len(told)} of {len(states)}  {names[key]}: {state}")
+
+    return watch
+
+
+def places(device: str, jobs: int) -> list[str]:
+    """A device for each worker; GPUs take turns."""
+    import torch
+
+    from weft.engine.device import pick_device
+
+    first = pick_device(device)
+    if first.type != "cuda":
+        return [str(first)] * (jobs or min(cores(), MOST_ON_CPU))
+    gpus = [device] if ":" in device else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return [gpus[i % len(gpus)] for i in range(jobs or len(gpus))]
+
+
+def threads(places: Sequence[str]) -> int:
+    """Of each worker on a CPU."""
+    return max(1, cores() // len(places))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Crew:
+    """Workers and the cells they take from one list."""
+
+    def __init__(
+        self, study: Path, cells: Sequence[Cell], places: list[str], watch: Watch | None, begins: Begins | None = None
+    ) -> None:
+        self.study, self.cells, self.watch, self.begins = study, cells, watch, begins
+        self.results = {cell.key: result for cell in cells if (result := read_result(study, cell))}
+        self.waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+        for cell in {cell.key: cell for cell in cells if cell.key not in self.results}.values():
+            self.waiting.put(cell)
+        self.running: dict[str, Cell] = {}
+        self.workers: list[subprocess.Popen[str]] = []
+        self.places = places[: self.waiting.qsize()]
+        self.is_over = False
+
+    def work(self) -> list[Result]:
+        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in self.places]
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads):
+                for thread in threads:
+                    thread.join(WATCH_SECONDS / len(threads))
+                self.show()
+        finally:
+            self.is_over = True
+            for worker in self.workers:
+                worker.kill()  # one that is still training leaves its run's last state
+            for thread in threads:
+                thread.join()
+            for worker in self.workers:
+                with worker:  # waits for its end, and closes its pipes
+                    pass
+        self.show()
+        lost = "its worker's thread ended"
+        return [self.results.get(cell.key) or Result(cell, error=lost) for cell in self.cells]
+
+    def show(self) -> None:
+        if self.watch is None:
+            return
+        states = {}
+        for cell in self.cells:
+            result = self.results.get(cell.key)
+            if result is not None:
+                failed = result.error if result.error == LEFT_OUT else f"failed: {result.error}"
+                states[cell.key] = failed if result.error else "done"
+            else:
+                states[cell.key] = how_far(self.study, cell) if cell.key in self.running else "waiting"
+        self.watch(states)
+
+    def serve(self, place: str) -> None:
+        """One worker's cells, one after the other; a worker that ends within a cell is replaced for the next."""
+        worker = None
+        while not self.is_over:
+            try:
+                cell = self.waiting.get_nowait()
+            except queue.Empty:
+                break
+            if self.begins is not None and not self.begins(cell, list(self.results.values())):
+                self.results[cell.key] = Result(cell, error=LEFT_OUT)
+                continue
+            self.running[cell.key] = cell
+            try:
+                if worker is None or worker.poll() is not None:
+                    worker = self.hire(place)
+                result = self.give(cell, worker)
+            except OSError as error:  # a full disk, no more processes
+                result = Result(cell, error=str(error))
+            self.results[cell.key] = result
+            del self.running[cell.key]
+        if worker is not None and worker.stdin is not None:
+            with contextlib.suppress(OSError):  # it is gone
+                worker.stdin.close()
+
+    def hire(self, place: str) -> "subprocess.Popen[str]":
+        environment = dict(os.environ)
+        if place == "cpu":
+            environment["OMP_NUM_THREADS"] = str(threads(self.places))
+        command = [sys.executable, "-m", "weft.study.cells.workers", place]
+        with open(self.study / "workers.txt", "ab") as log:  # what a crash says
+            worker = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,  # a Ctrl-C is for the parent alone
+            )
+        self.workers.append(worker)
+        return worker
+
+    def give(self, cell: Cell, worker: "subprocess.Popen[str]") -> Result:
+        """Has a worker train a cell, and waits for it."""
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        folder = cell_folder(self.study, cell)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "cell.json", json.dumps(asdict(cell), indent=2))
+        worker.stdin.write(f"{folder}\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        if not answer:
+            said = f"its process ended with code {worker.wait()}; {self.study / 'workers.txt'} may say why"
+            return Result(cell, error=said)
+        try:
+            error = json.loads(answer)
+        except ValueError:  # killed while it answered
+            worker.wait()
+            error = f"its process ended within a line: {answer.strip()[:80]!r}"
+        result = None if error else read_result(self.study, cell)
+        return result or Result(cell, error=error or f"{folder} has no readable result")
+
+
+# The worker -----------------------------------------------------------------------------------------------------
+
+
+def main(place: str) -> None:
+    """Trains the cells whose folders come in, and answers each with why it failed, or nothing."""
+    import weft.models  # noqa: F401  before the first cell is timed
+
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    orders, sys.stdin = os.fdopen(os.dup(0), encoding="utf-8"), open(os.devnull)  # noqa: SIM115  forked readers close it
+    folders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders, folders), daemon=True).start()
+    while True:
+        folder = Path(folders.get())
+        try:
+            train_cell(folder, place)
+            error = ""
+        except (WeftError, OSError) as failed:
+            error = " ".join(str(failed).split())
+        except Exception as failed:
+            traceback.print_exc()
+            error = f"{type(failed).__name__}: {' '.join(str(failed).split())[:300]}"
+        print(json.dumps(error), file=answers, flush=True)
+
+
+def _listen(orders: TextIO, folders: "queue.SimpleQueue[str]") -> None:
+    for line in orders:
+        folders.put(line.rstrip("\n"))
+    os._exit(0)  # no more cells, or no parent
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,170 @@
+"""`weft bench A B --compare DATA`: how much training, and how many pictures, models need to be how good.
+
+As in CeiT's and ViTAE's figures 1: every model is trained (a) for several numbers of epochs on all pictures and (b) on
+parts of the pictures for more epochs, so that every training of (b) sees as many pictures as the shortest one of (a).
+Epochs are whole, so a part may be a little other than asked for; so are the steps of an epoch: those are counted.
+Recipe, batch and picture size are the same for all models; every number of epochs has a whole schedule of its own.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.catalog.cost import count_macs, count_parameters
+from weft.data.check.findings import many
+from weft.engine.state import locked
+from weft.errors import WeftError
+from weft.files import write_text
+from weft.study.cells.cells import SCORES, Cell, Result, whole_epochs
+from weft.study.cells.settle import Common
+from weft.study.cells.workers import run_cells
+from weft.study.search.space import make
+from weft.study.statistics import Difference, difference_by_seed, mean_sd
+
+KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training pictures"}
+
+
+@dataclass(frozen=True)
+class Design:
+    """Which trainings there are."""
+
+    common: Common
+    epochs: tuple[int, ...]  # of (a), rising
+    fractions: tuple[float, ...]  # of (b), rising, as asked for
+    seeds: int = 1
+
+    def length(self, kind: str, x: float) -> tuple[int, float]:
+        """Epochs, and part of the pictures, of the training at `x` of an axis."""
+        return (int(x), 1.0) if kind == "epochs" else whole_epochs(min(self.epochs) / x, x)
+
+    def cell(self, model: str, kind: str, x: float, seed: int) -> Cell:
+        """Both axes meet in one training, which is made once."""
+        epochs, part = self.length(kind, x)
+        whole = float(self.common.settings.get("data.fraction", 1.0))
+        settings = {**self.common.settings, "run.epochs": epochs, "data.fraction": round(whole * part, 6)}
+        return Cell(self.common.data, model, seed, self.common.models[model], settings, self.common.recipe)
+
+    @property
+    def axes(self) -> dict[str, tuple[float, ...]]:
+        parts = [self.length("pictures", x)[1] for x in self.fractions]
+        return {"epochs": self.epochs, "pictures": tuple(dict.fromkeys(parts))}
+
+    def spell(self, kind: str, x: float) -> str:
+        epochs, part = self.length(kind, x)
+        return f"{part:.0%} of the pictures, {many(epochs, 'epoch')}"
+
+    def names(self) -> dict[str, str]:
+        """Of every training, by the key of its cell."""
+        return {
+            self.cell(model, kind, x, seed).key: f"{model}, {self.spell(kind, x)}, seed {seed}"
+            for model, kind, x, seed in self.places()
+        }
+
+    def places(self) -> list[tuple[str, str, float, int]]:
+        """(model, kind, x, seed) of every training; all models with one seed come before the next seed."""
+        return [
+            (model, kind, x, seed)
+            for seed in range(self.seeds)
+            for kind, xs in self.axes.items()
+            for x in xs
+            for model in self.common.models
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found: scores of each model along both axes."""
+
+    design: Design
+    score: str  # such as top1
+    scores: dict[str, dict[str, dict[float, dict[int, float]]]]  # model to kind to x to seed to score
+    steps: dict[str, dict[float, int]]  # kind to x to steps of each training, the same for all models
+    curves: dict[str, list[tuple[float, float]]]  # of each model's longest training: epoch and validation score
+    costs: dict[str, tuple[int, int]]  # parameters, MACs
+    errors: list[str]
+
+    def line(self, model: str, kind: str) -> list[tuple[float, float]]:
+        """x and mean score."""
+        means = {x: self.spread(model, kind, x)[0] for x in self.scores[model][kind]}
+        return [(x, mean) for x, mean in means.items() if mean is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        first, *others = self.design.common.models
+        content: dict[str, Any] = {"score": self.score, "design": asdict(self.design), "models": {}}
+        for model in self.design.common.models:
+            parameters, macs = self.costs[model]
+            rows = {kind: [self._row(model, kind, x) for x in axis] for kind, axis in self.scores[model].items()}
+            content["models"][model] = {"parameters": parameters, "macs": macs, **rows, "curve": self.curves.get(model)}
+        content["differences"] = [
+            {"model": model, "minus": first, "kind": kind, "x": x, **self._interval(model, first, kind, x)}
+            for model in others
+            for kind, xs in self.design.axes.items()
+            for x in xs
+        ]
+        return {**content, "errors": self.errors}
+
+    def _row(self, model: str, kind: str, x: float) -> dict[str, Any]:
+        mean, sd = self.spread(model, kind, x)
+        epochs, part = self.design.length(kind, x)
+        length = {"epochs": epochs, "part": part, "steps": self.steps[kind].get(x)}
+        return {"x": x, **length, "mean": mean, "sd": sd, "by_seed": self.scores[model][kind][x]}
+
+    def spread(self, model: str, kind: str, x: float) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the seeds."""
+        return mean_sd([*self.scores[model][kind][x].values()])
+
+    def difference(self, model: str, other: str, kind: str, x: float) -> Difference | None:
+        """Over the seeds that both have; None where there are none."""
+        return difference_by_seed(self.scores[model][kind][x], self.scores[other][kind][x])
+
+    def _interval(self, *place: Any) -> dict[str, float | None]:
+        found = self.difference(*place)
+        return {"mean": None, "low": None, "high": None} if found is None else asdict(found)
+
+
+def compare(
+    folder: Path,
+    design: Design,
+    *,
+    jobs: int = 0,
+    device: str = "auto",
+    watch: Callable[[dict[str, str]], None] | None = None,
+) -> Comparison:
+    """Trains what is not trained yet, and writes compare.json, compare.html, compare.png and compare.svg."""
+    from weft.study.efficiency.page import write_page
+
+    places = design.places()
+    with locked(folder):
+        results = run_cells(folder, [design.cell(*place) for place in places], jobs=jobs, device=device, watch=watch)
+    if all(result.error for result in results):
+        raise WeftError(f"No model could be trained: {results[0].error}")
+    found = collect(design, places, results)
+    write_text(folder / "compare.json", json.dumps(found.to_dict(), indent=2))
+    write_page(folder, found)
+    return found
+
+
+def collect(design: Design, places: Sequence[tuple[str, str, float, int]], results: Sequence[Result]) -> Comparison:
+    models = design.common.models
+    scores = {model: {kind: {x: {} for x in xs} for kind, xs in design.axes.items()} for model in models}
+    steps: dict[str, dict[float, int]] = {kind: {} for kind in design.axes}
+    curves, name = {}, ""
+    for (model, kind, x, seed), result in zip(places, results, strict=True):
+        if result.score is None:
+            continue
+        name = next(name for name in SCORES if result.metrics.get(name) is not None)
+        scores[model][kind][x][seed] = result.score
+        steps[kind][x] = result.curve[-1]["step"]
+        if kind == "epochs" and x == max(design.epochs) and seed == 0:
+            points = [(row["epoch"], row.get(f"val_{name}")) for row in result.curve]
+            curves[model] = [(epoch, score) for epoch, score in points if score is not None]
+    errors = sorted({f"{result.cell.model}: {result.error}" for result in results if result.error})
+    costs = {model: cost(design.common, model) for model in models}
+    return Comparison(design, name, scores, steps, curves, costs, errors)
+
+
+def cost(common: Common, model: str) -> tuple[int, int]:
+    network = make(model, {**common.models[model], **common.shape(model), "device": "meta"})
+    return count_parameters(network), count_macs(network, (common.channels, *common.size))

@@ -1,0 +1,52 @@
+"""How good the networks of a space are, found cheaply: each inherits the supernet's weights, or trains for a while."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.data.given import reading_workers
+from weft.data.loader import Batch, eval_batches
+from weft.data.split import load_split
+from weft.run.predictor import Predictor, find_pictures, load
+from weft.study.search.space import Point
+from weft.study.search.supernet import Supernet, recalibrate
+from weft.tasks.classify.evaluate import Evaluation
+
+JUDGED = 2000  # validation pictures that a network is judged by, at most: they stay in memory
+CALIBRATION = 8  # batches of training pictures from which a network's BatchNorm gets its statistics
+BATCH = 64
+
+
+class SupernetJudge:
+    """Validation accuracy of subnets, with the weights of a trained supernet and statistics of their own."""
+
+    def __init__(self, run: Path, device: str, seed: int):
+        predictor = load(run, device)
+        assert isinstance(predictor, Predictor)
+        assert isinstance(predictor.model, Supernet)
+        self.predictor, self.supernet = predictor, predictor.model
+        source, val, _ = find_pictures(run, split="val")
+        train = load_split(run / "split.json", source).train
+        chance = np.random.default_rng(seed)
+
+        def read(indices: np.ndarray, most: int) -> list[Batch]:
+            chosen = np.sort(chance.permutation(indices)[:most])
+            common: Any = dict(batch=BATCH, workers=reading_workers(-1, len(chosen)), pin=False)
+            batches = eval_batches(source, predictor.preprocessing, chosen, **common)
+            return [batch for batch in batches if len(batch.pictures)]
+
+        self.calibration, self.judged = read(train, CALIBRATION * BATCH), read(val, JUDGED)
+
+    def __call__(self, point: Point) -> dict[str, Any]:
+        """What `weft eval` would say of the network at a point."""
+        whole, network = self.predictor, self.supernet.subnet(point)
+        with torch.autocast(whole.device.type, whole.dtype, enabled=whole.dtype != torch.float32):
+            pictures = (batch.pictures.to(whole.device) for batch in self.calibration)
+            recalibrate(network, (whole.preprocessing.normalise(batch) for batch in pictures))
+        judge = Predictor(network, whole.preprocessing, whole.classes, whole.multilabel, whole.device, whole.dtype)
+        logits = np.concatenate([judge.logits(batch.pictures).cpu().numpy() for batch in self.judged])
+        labels = np.concatenate([batch.labels.numpy() for batch in self.judged])
+        labels = labels.astype(bool) if whole.multilabel else labels
+        return Evaluation([""] * len(labels), whole.classes, whole.multilabel, logits, labels).metrics()

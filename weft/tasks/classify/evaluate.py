@@ -1,0 +1,250 @@
+"""What a classifier gets right and wrong, and whether its probabilities can be believed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.tasks.classify.task import Meter, average_precisions, mean_over, micro_f1
+
+BINS = 15  # of equal width, for the calibration error
+MATRIX_CLASSES = 200  # with more classes only the most confused pairs are kept
+PAIRS = 50
+CHUNK = 2**22  # numbers converted to float64 at once
+TEMPERATURES = 0.01, 100.0  # the range in which one is looked for
+
+
+@dataclass(frozen=True)
+class Mistake:
+    index: int  # in the evaluation
+    name: str
+    truth: str
+    said: str
+    confidence: float  # the probability of what was said
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Pictures of one class that were taken for another."""
+
+    truth: str
+    said: str
+    n: int
+    index: list[int]  # in the evaluation
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model said about pictures whose labels are known."""
+
+    names: list[str]
+    classes: list[str]
+    multilabel: bool
+    logits: np.ndarray  # (N, classes) float32
+    labels: np.ndarray  # (N,) int64; or (N, classes) bool where multi-label
+
+    def metrics(self) -> dict[str, Any]:
+        """All numbers, ready for JSON. Loss, top-1 and top-5, or loss and mAP, are those of `Meter`, to the last digit.
+
+        A class without pictures has zeros, an `n` of 0, and no part in means over classes.
+
+        `temperature` is fitted on these very pictures, so `ece_after_temperature` is what it can reach at best; on
+        other pictures it is somewhat larger.
+        """
+        meter = Meter(len(self.classes), self.multilabel)
+        for start in range(0, len(self.logits), 1024):  # not all at once: float64 takes twice the memory
+            part = slice(start, start + 1024)
+            meter.add(torch.from_numpy(self.logits[part]), torch.from_numpy(self.labels[part]))
+        return {"n": len(self.names), **(self._multi_label(meter) if self.multilabel else self._single_label(meter))}
+
+    def worst(self, k: int) -> list[Mistake]:
+        """The `k` mistakes that the model was surest of; of several labels the surest wrong decision counts."""
+        if self.multilabel:
+            wrong = (self.logits > 0) != self.labels
+            sureness = np.where(wrong, np.abs(self.logits), -np.inf).max(axis=1, initial=-np.inf)
+            confidence = 1 / (1 + np.exp(-sureness.astype(np.float64)))
+            said, truth = self.logits > 0, self.labels
+            order = np.argsort(-sureness, kind="stable")[: wrong.any(axis=1).sum()]
+        else:
+            said, truth, confidence = self._said, self.labels, self._confidence()
+            wrong = np.flatnonzero(said != truth)
+            order = wrong[np.argsort(-confidence[wrong], kind="stable")]
+        return [
+            Mistake(int(i), self.names[i], self._spell(truth[i]), self._spell(said[i]), float(confidence[i]))
+            for i in order[:k]
+        ]
+
+    def confused_pairs(self, k: int) -> list[Pair]:
+        """The `k` pairs of classes that are most often taken for each other, in this direction; single-label only."""
+        wrong = np.flatnonzero(self._said != self.labels)
+        keys, of, counts = np.unique(
+            self.labels[wrong] * len(self.classes) + self._said[wrong], return_inverse=True, return_counts=True
+        )
+        pairs = []
+        for which in np.argsort(-counts, kind="stable")[:k]:
+            truth, said = divmod(int(keys[which]), len(self.classes))
+            index = wrong[of == which].tolist()
+            pairs.append(Pair(self.classes[truth], self.classes[said], int(counts[which]), index))
+        return pairs
+
+    # Single-label -----------------------------------------------------------------------------------------------
+
+    def _single_label(self, meter: Meter) -> dict[str, Any]:
+        result = meter.result()
+        n, right = len(self.labels), round(result["top1"] * len(self.labels))
+        counts = [np.bincount(x, minlength=len(self.classes)) for x in (self.labels, self._said, self._hits)]
+        per_class = self._per_class(*counts)
+        temperature = fit_temperature(self.logits, self.labels)
+        bins, bins_after = self._reliability(1.0), self._reliability(temperature)
+        return {
+            **result,
+            "top1_interval": wilson(right, n),
+            "balanced_accuracy": mean_over(np.array([row["recall"] for row in per_class]), counts[0] > 0),
+            "f1_macro": self._f1_macro(per_class, counts),
+            "per_class": per_class,
+            "confusion": self._confusion(),
+            "confused_pairs": [{"truth": p.truth, "said": p.said, "n": p.n} for p in self.confused_pairs(PAIRS)],
+            "ece": calibration_error(bins),
+            "temperature": temperature,
+            "temperature_fitted_on": "the same pictures",
+            "ece_after_temperature": calibration_error(bins_after),
+            "reliability": bins,
+        }
+
+    @property
+    def _said(self) -> np.ndarray:
+        return self.logits.argmax(axis=1)
+
+    @property
+    def _hits(self) -> np.ndarray:
+        """Labels of the pictures that were named correctly."""
+        return self.labels[self._said == self.labels]
+
+    def _confusion(self) -> list[list[int]] | None:
+        """Rows are true classes, columns what was said; None where that would be too large to look at."""
+        c = len(self.classes)
+        if c > MATRIX_CLASSES:
+            return None
+        return np.bincount(self.labels * c + self._said, minlength=c * c).reshape(c, c).tolist()
+
+    def _confidence(self, temperature: float = 1.0) -> np.ndarray:
+        """(N,) the probability of the class that was said."""
+        parts = [(z / temperature).softmax(dim=1).amax(dim=1) for z in _chunks(self.logits)]
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *parts]).numpy()
+
+    def _reliability(self, temperature: float) -> list[dict[str, Any]]:
+        """For each bin of confidence: its limits, how many pictures, their mean confidence and accuracy."""
+        edges = np.linspace(0, 1, BINS + 1)
+        confidence, right = self._confidence(temperature), self._said == self.labels
+        where = np.searchsorted(edges[1:-1], confidence, side="right")
+        n = np.bincount(where, minlength=BINS)
+        confidence, accuracy = (
+            np.bincount(where, values, minlength=BINS) / np.maximum(n, 1) for values in (confidence, right)
+        )
+        columns = edges[:-1], edges[1:], n, confidence, accuracy
+        return _rows(("low", "high", "n", "confidence", "accuracy"), [column.tolist() for column in columns])
+
+    # Multi-label ------------------------------------------------------------------------------------------------
+
+    def _multi_label(self, meter: Meter) -> dict[str, Any]:
+        result, said = meter.result(), self.logits > 0  # a probability above one half
+        counts = [x.sum(axis=0) for x in (self.labels, said, self.labels & said)]
+        per_class = self._per_class(*counts)
+        for row, precision in zip(per_class, average_precisions(self.logits, self.labels), strict=True):
+            row["ap"] = float(precision)
+        return {
+            "loss": result["loss"],
+            "map": result["map"],
+            "f1_micro": micro_f1(said, self.labels),
+            "f1_macro": self._f1_macro(per_class, counts),
+            "per_class": per_class,
+        }
+
+    # Both -------------------------------------------------------------------------------------------------------
+
+    def _per_class(self, true: np.ndarray, said: np.ndarray, hit: np.ndarray) -> list[dict[str, Any]]:
+        precision, recall = hit / np.maximum(said, 1), hit / np.maximum(true, 1)
+        f1 = 2 * hit / np.maximum(true + said, 1)
+        columns = [column.tolist() for column in (true, precision, recall, f1)]
+        return _rows(("name", "n", "precision", "recall", "f1"), [self.classes, *columns])
+
+    def _f1_macro(self, per_class: list[dict[str, Any]], counts: list[np.ndarray]) -> float:
+        """Mean over the classes that occur or were said."""
+        return mean_over(np.array([row["f1"] for row in per_class]), counts[0] + counts[1] > 0)
+
+    def _spell(self, label: Any) -> str:
+        if np.ndim(label):
+            return ", ".join(self.classes[c] for c in np.flatnonzero(label)) or "none"
+        return self.classes[label]
+
+
+def nearest_valid(logits: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """(N,) the label that counts where (N, classes) `valid` allows several: the one that the model finds likeliest.
+
+    So a picture is a hit at rank k if any valid label is among the first k, which is the accuracy of ImageNet-ReaL.
+    """
+    return np.where(valid, logits, -np.inf).argmax(axis=1)
+
+
+def wilson(right: int, n: int) -> list[float]:
+    """Wilson's 95 % interval of `right` of `n`: it stays between 0 and 1, and holds for small `n` too."""
+    if not n:
+        return [0.0, 1.0]
+    z = 1.959963984540054
+    p, shrink = right / n, 1 + z * z / n
+    middle = (p + z * z / (2 * n)) / shrink
+    half = z / shrink * np.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+    return [float(max(0.0, middle - half)), float(min(1.0, middle + half))]
+
+
+def calibration_error(bins: list[dict[str, Any]]) -> float:
+    """ECE: how far confidence and accuracy are apart, on average over the pictures."""
+    n = sum(row["n"] for row in bins)
+    return float(sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in bins) / max(n, 1))
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The number by which to divide the logits so that the mean cross-entropy is smallest.
+
+    In 1 / temperature the cross-entropy is convex: Newton's steps find the minimum, kept between bounds that close in.
+    """
+    low, high = (1 / t for t in reversed(TEMPERATURES))
+    factor = 1.0
+    for _ in range(60):
+        slope, curvature = _slopes(logits, labels, factor)
+        if slope == 0:
+            break
+        low, high = (low, factor) if slope > 0 else (factor, high)
+        step = factor - slope / curvature if curvature > 0 else high
+        step = step if low < step < high else float(np.sqrt(low * high))
+        if abs(step - factor) <= 1e-6 * factor:
+            break
+        factor = step
+    return 1 / factor
+
+
+def _slopes(logits: np.ndarray, labels: np.ndarray, factor: float) -> tuple[float, float]:
+    """First and second derivative of the summed cross-entropy of `factor * logits` by `factor`."""
+    slope, curvature, start = 0.0, 0.0, 0
+    for z in _chunks(logits):
+        own = z.gather(1, torch.from_numpy(labels[start : start + len(z), None]))
+        p = (z * factor).softmax(dim=1)
+        mean = (p * z).sum(dim=1, keepdim=True)
+        slope += float((mean - own).sum())
+        curvature += float((p * (z - mean).square()).sum())
+        start += len(z)
+    return slope, curvature
+
+
+def _rows(keys: Sequence[str], columns: Sequence[list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _chunks(logits: np.ndarray) -> Iterator[Tensor]:
+    """Rows in float64, a part at a time; what is not finite becomes a number."""
+    rows = max(1, CHUNK // max(1, logits.shape[1]))
+    for start in range(0, len(logits), rows):
+        yield torch.from_numpy(logits[start : start + rows]).double().nan_to_num(nan=0.0, posinf=1e30, neginf=-1e30)

@@ -1,0 +1,252 @@
+"""Segmentation: what is learned from masks, how a picture of any size is labelled, and how good that is.
+
+Answers are probabilities. Windows, scales and the mirrored picture are all averaged as such, so every way of looking
+at a picture counts the same. Metrics are those of the data set: pixels of all pictures are counted in one confusion
+matrix, in whole numbers, so no digit depends on how pictures were grouped into batches or shared among processes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.config import Config
+from weft.data.augment.pairs import SegmentAugmentation
+from weft.data.augment.transforms import Preprocessing
+from weft.data.loader import Batch
+from weft.data.masks.values import IGNORE
+from weft.errors import WeftError
+from weft.tasks.classify.task import mean_over
+from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
+from weft.tasks.task import to_device
+
+EVAL_BATCH = 8
+PIXELS_AT_ONCE = 2**21  # of windows in one forward pass: eight of 512 by 512
+ANSWERS_AT_ONCE = 2**26  # likewise, a number for each class and pixel: two of 512 by 512 for 128 classes
+LOSS_UNIT = 2.0**-16  # of a picture's summed loss
+LEAST_PROBABILITY = 2.0**-126  # the smallest that float32 holds precisely; what is not even a number counts as this
+
+
+class Segment:
+    """The task of `weft.tasks.task.Task` for masks.
+
+    Args:
+        config: the whole configuration; `loss` and `test` decide most.
+        classes: their names, in the order of the masks' values.
+        preprocessing: of pictures in evaluation.
+        device: where it runs.
+        dtype: of the forward pass, under autocast.
+        pixel_counts: (K,) training pixels of each class; only training with data.balance=loss asks for them.
+    """
+
+    name, counts_hits = "segment", True
+    score = "miou"
+    eval_batch = EVAL_BATCH
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        classes: list[str],
+        preprocessing: Preprocessing,
+        device: torch.device,
+        dtype: torch.dtype,
+        pixel_counts: list[int] | None = None,
+    ):
+        self.config, self.classes, self.preprocessing = config, classes, preprocessing
+        self.device, self.dtype, self.pixel_counts = device, dtype, pixel_counts
+        side = config.augment.img_size
+        self.augmentation = SegmentAugmentation(config.augment, preprocessing, (side, side))
+        self.window = config.test.window or side  # of test.mode=slide
+        if config.test.mode == "slide" and not self.window:
+            raise WeftError("test.mode=slide needs the side of a window; set test.window.")
+        if not config.test.scales or min(config.test.scales) <= 0:
+            raise WeftError(f"test.scales={config.test.scales} must be positive numbers, such as [0.75, 1.0, 1.25].")
+
+    # Training ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pixel_loss(self) -> PixelLoss:
+        return make_pixel_loss(
+            self.config.loss,
+            classes=len(self.classes),
+            pixel_counts=self.pixel_counts,
+            balance=self.config.data.balance,
+        )
+
+    def augmented(self, batch: Batch, seed: int) -> Tensor:
+        """(B, C, h, w) pictures on the device: the readers have done all there is to do."""
+        return to_device(batch.pictures, self.device)
+
+    def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """(B, C, h, w) normalised pictures and (B, h, w) masks, on the device."""
+        return self._input(batch.pictures), to_device(batch.labels, self.device)
+
+    def loss(self, forward: Callable[..., Any], x: Tensor, y: Tensor, denominator: float) -> tuple[Tensor, Tensor]:
+        """The loss with that of the auxiliary head, and the sum of the pictures' pixel accuracies."""
+        maps = {name: part.float() for name, part in self._forward(forward, x).items()}
+        loss = self.pixel_loss(maps["out"], y, denominator)
+        if "aux" in maps:
+            loss = loss + self.config.loss.aux_weight * self.pixel_loss(maps["aux"], y, denominator)
+        return loss, pixel_accuracies(maps["out"].detach(), y).sum()
+
+    def made_up(self, count: int) -> Batch:
+        side, eight_bit = self.config.augment.img_size, self.preprocessing.depth == 8
+        shape = (count, self.preprocessing.channels, side, side)
+        pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
+        mask = torch.arange(side * side).remainder(len(self.classes)).to(torch.uint8).view(side, side)
+        return Batch(pictures, mask.repeat(count, 1, 1), torch.zeros(count, dtype=torch.int64), [])
+
+    # Evaluation -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def infer(self, model: nn.Module, pictures: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """(K, h, w) float32 probabilities of each (C, h, w) picture, on the device; equal sizes go together."""
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, picture in enumerate(pictures):
+            groups[tuple(picture.shape)].append(i)
+        answers: dict[int, Tensor] = {}
+        for members in groups.values():
+            x = self._input(torch.stack([pictures[i] for i in members]))
+            answers.update(zip(members, self._looks(model, x), strict=True))
+        return [answers[i] for i in range(len(answers))]
+
+    def meter(self) -> "SegmentMeter":
+        return SegmentMeter(len(self.classes), self.device)
+
+    def _looks(self, model: nn.Module, x: Tensor) -> Tensor:
+        """(B, K, h, w) means over scales and, where asked for, the mirrored picture."""
+        size, test = x.shape[2:], self.config.test
+        total: Tensor | None = None
+        for scale in test.scales:
+            wanted = [max(1, round(side * scale)) for side in size]
+            scaled = x if wanted == list(size) else F.interpolate(x, wanted, mode="bilinear", antialias=True)
+            for flip in (False, True)[: 1 + test.flip]:
+                answer = self._windows(model, scaled.flip(3) if flip else scaled)
+                answer = resized(answer.flip(3) if flip else answer, size)
+                total = answer if total is None else total.add_(answer)
+        assert total is not None
+        return total.div_(len(test.scales) * (1 + test.flip))
+
+    def _windows(self, model: nn.Module, x: Tensor) -> Tensor:
+        """(B, K, h, w) means over the windows that see a pixel; a picture smaller than a window is padded with 0."""
+        height, width = x.shape[2:]
+        h, w = (self.window, self.window) if self.config.test.mode == "slide" else (height, width)
+        x = F.pad(x, (0, max(0, w - width), 0, max(0, h - height)))
+        rows, columns = (
+            [slice(start, start + side) for start in window_starts(whole, side, self.config.test.overlap)]
+            for whole, side in zip(x.shape[2:], (h, w), strict=True)
+        )
+        windows = [(i, slice(None), row, column) for i in range(len(x)) for row in rows for column in columns]
+        total = x.new_zeros(len(x), len(self.classes), *x.shape[2:])
+        seen = x.new_zeros(len(x), 1, *x.shape[2:])  # by how many windows
+        at_once = max(1, min(PIXELS_AT_ONCE, ANSWERS_AT_ONCE // len(self.classes)) // (h * w))
+        for start in range(0, len(windows), at_once):
+            some = windows[start : start + at_once]
+            logits = self._forward(model, torch.stack([x[window] for window in some]))["out"].float()
+            for window, answer in zip(some, resized(logits, (h, w)).softmax(dim=1), strict=True):
+                total[window] += answer
+                seen[window] += 1
+        return total.div_(seen)[:, :, :height, :width]
+
+    def _input(self, pictures: Tensor) -> Tensor:
+        """(B, C, h, w) float32 on the device."""
+        return self.preprocessing.normalise(to_device(pictures, self.device))
+
+    def _forward(self, model: Callable[..., Any], x: Tensor) -> dict[str, Tensor]:
+        if self.config.run.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return model(x)
+
+
+def window_starts(whole: int, window: int, overlap: float) -> list[int]:
+    """Where windows begin along a side; each covers `overlap` of the last or more, the last one ends at the border."""
+    step = max(1, int(window * (1 - overlap)))
+    return [*range(0, max(0, whole - window), step), max(0, whole - window)]
+
+
+def pixel_accuracies(logits: Tensor, masks: Tensor) -> Tensor:
+    """(B,) part of the labelled pixels that are right, looked at where the logits have their points."""
+    truth = F.interpolate(masks[:, None].float(), logits.shape[2:], mode="nearest-exact")[:, 0]
+    valid = truth != IGNORE
+    right = (logits.argmax(dim=1) == truth) & valid
+    return right.sum(dim=(1, 2)) / valid.sum(dim=(1, 2)).clamp(min=1)
+
+
+# Metrics ----------------------------------------------------------------------------------------------------------
+
+
+class SegmentMeter:
+    """Adds up the validation of one epoch: one confusion matrix over the pixels of all pictures, and the loss.
+
+    Answers are brought to the size of the mask, bilinearly, before the class is chosen. `update` never waits for the
+    device. With `keep`, `pictures` also has the numbers of each picture, for `weft.tasks.segment.evaluate`.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device | str = "cpu", keep: bool = False):
+        self.num_classes, self.keep = num_classes, keep
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)  # truth, said
+        self.units = torch.zeros(1, dtype=torch.int64, device=device)  # summed cross-entropy
+        self.pictures: list[Tensor] = []  # (3, K) each: pixels that are of a class, that were given it, and both
+
+    def update(self, answers: Sequence[Tensor], batch: Batch) -> None:
+        """Adds (K, h, w) probabilities, and the (H, W) masks of the batch."""
+        for answer, mask in zip(answers, batch.labels, strict=True):
+            self.add(answer, mask.to(self.units.device, non_blocking=True))
+
+    def add(self, answer: Tensor, mask: Tensor) -> None:
+        """One picture: (K, h, w) and (H, W)."""
+        answer, truth = resized(answer[None].float(), mask.shape)[0], mask.long()
+        valid = truth != IGNORE
+        own = answer.gather(0, (truth * valid)[None])[0]  # the probability of the right class
+        losses = -own.nan_to_num(nan=0).clamp(min=LEAST_PROBABILITY).double().log() * valid
+        self.units += (losses.sum() / LOSS_UNIT).round().long()
+        confusion = self._confusion(truth, answer.max(dim=0).indices, valid)  # argmax takes four times as long on CPUs
+        self.confusion += confusion
+        if self.keep:
+            self.pictures.append(torch.stack([confusion.sum(dim=1), confusion.sum(dim=0), confusion.diagonal()]))
+
+    def _confusion(self, truth: Tensor, said: Tensor, valid: Tensor) -> Tensor:
+        """(K, K) of one picture. `bincount` would wait for the device, to know the largest value."""
+        size = self.num_classes**2
+        cells = torch.where(valid, truth * self.num_classes + said, size).flatten()
+        counts = cells.new_zeros(size + 1).scatter_add_(0, cells, torch.ones_like(cells))
+        return counts[:size].view(self.num_classes, self.num_classes)
+
+    def reduce(self, group: dist.ProcessGroup | None = None) -> None:
+        """Adds up over the processes of `group` (all of them for None); each process calls it once, at the end."""
+        if dist.is_initialized() and dist.get_world_size(group) > 1:
+            dist.all_reduce(self.confusion, group=group)
+            dist.all_reduce(self.units, group=group)
+
+    def result(self) -> dict[str, float]:
+        return segment_metrics(self.confusion.cpu().numpy(), int(self.units))
+
+
+def segment_metrics(confusion: np.ndarray, units: int) -> dict[str, float]:
+    """`{"loss", "miou", "pixel_accuracy", "mean_accuracy"}` of a (K, K) confusion and the summed loss in units.
+
+    `loss` is the mean cross-entropy of the labelled pixels. `miou` is the mean over the classes that occur in truth or
+    answers, `mean_accuracy` over those that occur in truth; a mean over nothing is 0.
+    """
+    truth, hits = confusion.sum(axis=1), confusion.diagonal()
+    pixels = max(int(truth.sum()), 1)
+    return {
+        "loss": units * LOSS_UNIT / pixels,
+        "miou": mean_over(*ious(truth, confusion.sum(axis=0), hits)),
+        "pixel_accuracy": int(hits.sum()) / pixels,
+        "mean_accuracy": mean_over(hits / np.maximum(truth, 1), truth > 0),
+    }
+
+
+def ious(truth: np.ndarray, said: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Intersection over union of each class from pixel counts, and where it is defined."""
+    union = truth + said - hits
+    return hits / np.maximum(union, 1), union > 0
