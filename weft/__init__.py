@@ -10,6 +10,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from weft.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from weft.errors import WeftError
     from weft.fast.fuse import fuse
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from weft.run.predictor import load
     from weft.run.train import Run, train
 
-__version__ = "0.1.0"
 __all__ = [
     "Run",
     "WeftError",

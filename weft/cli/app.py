@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from weft import __version__
 from weft.cli.ablate import ablate
 from weft.cli.bench import bench
 from weft.cli.explain import explain
@@ -19,6 +18,7 @@ from weft.cli.options import Flag, Keys, check_out, print_columns, progress_of, 
 from weft.cli.results import evaluate, predict
 from weft.cli.search import search
 from weft.errors import WeftError, check_writable, did_you_mean
+from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.catalog.catalog import ModelInfo

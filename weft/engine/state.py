@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from weft.engine.optim import Ema
 from weft.errors import WeftError
 from weft.files import write_tensors
+from weft.version import __version__
 
 STATE = Path("state") / "last.safetensors"
 LOCK = Path("state") / "lock"
@@ -177,8 +178,6 @@ def _like(own: Tensor, value: Tensor) -> Tensor:
 @functools.cache
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    from weft import __version__
-
     found = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
     return {"weft": __version__, "commit": _commit(), "python": platform.python_version(), **found}
 

@@ -9,13 +9,13 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from weft import __version__
 from weft.config import Config, override
 from weft.errors import WeftError
 from weft.files import write_tensors, write_text
 from weft.heads import make_segmenter
 from weft.heads.rcnn import make_detector
 from weft.models.weights.convert import load_weights
+from weft.version import __version__
 
 OUTSIDE = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}  # timm reads files
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft import __version__
+from weft.version import __version__
 
 if TYPE_CHECKING:
     from PIL import Image

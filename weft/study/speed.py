@@ -26,12 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import weft
 from weft.engine.compiling import compile_model
 from weft.engine.parts import is_out_of_memory
 from weft.errors import WeftError, did_you_mean
+from weft.fast.fuse import fuse
+from weft.fast.swap import fast
 from weft.kernels.switch import kernels_are_on
+from weft.models.registry import list_models
 from weft.run.build import check_name, takes_size
+from weft.version import __version__
 
 ROUNDS, LEAST = 9, 3  # the second where a call takes long
 WARM_UP = 3  # calls; the first compiles
@@ -103,7 +106,7 @@ def is_ours(name: str) -> bool:
 
 @cache
 def _our_names() -> frozenset[str]:
-    return frozenset(weft.list_models())
+    return frozenset(list_models())
 
 
 def build(name: str, img_size: int) -> nn.Module:
@@ -178,7 +181,7 @@ def make_model(name: str, settings: Settings) -> Any:
         model = build(name, settings.img_size)
     model.train(settings.train)
     if settings.fast and is_ours(name):
-        model = weft.fuse(model) if settings.fuse and not settings.train else weft.fast(model)
+        model = fuse(model) if settings.fuse and not settings.train else fast(model)
     dtype = torch.float32 if settings.train else DTYPES[settings.dtype]
     model = model.to(device, dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if settings.compile:
@@ -376,7 +379,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"weft": weft.__version__, "python": platform.python_version()}
+    found = {"weft": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

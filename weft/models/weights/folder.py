@@ -10,12 +10,12 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from weft import __version__
 from weft.errors import WeftError, check_writable
 from weft.files import write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 from weft.models.weights.convert import load_weights
+from weft.version import __version__
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> Path:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import weft
 from weft.catalog.cost import count_macs, count_parameters
 from weft.catalog.papers import PAPERS
+from weft.errors import WeftError
+from weft.fast.fuse import fuse
 from weft.run.build import create, takes_size
 from weft.study import speed as bench
 from weft.study.ablate.tables import Network
@@ -38,7 +39,7 @@ def count(network: Network, img_size: int, classes: int = 1000, channels: int = 
     try:
         model = _make(network, img_size, classes, channels, "meta")
         macs = count_macs(model, (channels, img_size, img_size))
-    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+    except (WeftError, AssertionError, ValueError, RuntimeError):
         return None
     return Cost(count_parameters(model), round(macs / 1e9, 6))
 
@@ -73,9 +74,9 @@ def _ready(network: Network, settings: bench.Settings, classes: int) -> Any:
     """As one would use it: fused, on its device, in its type."""
     try:
         model = _make(network, settings.img_size, classes, settings.channels, settings.device).eval()
-    except (weft.WeftError, AssertionError, ValueError, RuntimeError):
+    except (WeftError, AssertionError, ValueError, RuntimeError):
         return None
-    model = weft.fuse(model) if bench.is_ours(network.model) else model
+    model = fuse(model) if bench.is_ours(network.model) else model
     return model.to(dtype=bench.DTYPES[settings.dtype], memory_format=torch.channels_last)  # pyright: ignore
 
 
