@@ -77,7 +77,7 @@ def measure(name: str, head: str, size: int, batch: int, steps: int, device: tor
     plan = Plan(task.name, name, {}, 3, head, {}, classes)
     model = build(plan, config).to(device)
     optimizer = make_optimizer(model, config.optim, batch)
-    made = task.made_up(batch)
+    made = task.dummy_batch(batch)
     x, y = task.prepare(made, 0)
 
     def train() -> None:

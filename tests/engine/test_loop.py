@@ -33,6 +33,8 @@ from weft.engine.state import Progress, locked, read_header, write_state
 from weft.fast.replay import Replayed, replay
 from weft.run import session
 from weft.tasks.classify.task import Classify
+from weft.tasks.detect.task import Detect
+from weft.tasks.segment.task import Segment
 
 LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear"}, model__drop_path=0.0)
 
@@ -52,14 +54,14 @@ def events(run):
 @pytest.mark.parametrize(
     ("settings", "device", "task", "replayed"),
     [
-        ({}, "cuda", "classify", True),
-        ({}, "cuda", "segment", True),
-        ({}, "cuda", "detect", False),  # takes targets along with pictures
-        ({}, "cpu", "classify", False),
-        ({"replay": False}, "cuda", "classify", False),
-        ({"fsdp": True}, "cuda", "classify", False),
-        ({"deterministic": True}, "cuda", "classify", False),
-        ({"sync_bn": True}, "cuda", "classify", False),
+        ({}, "cuda", Classify, True),
+        ({}, "cuda", Segment, True),
+        ({}, "cuda", Detect, False),  # takes targets along with pictures
+        ({}, "cpu", Classify, False),
+        ({"replay": False}, "cuda", Classify, False),
+        ({"fsdp": True}, "cuda", Classify, False),
+        ({"deterministic": True}, "cuda", Classify, False),
+        ({"sync_bn": True}, "cuda", Classify, False),
     ],
 )
 def test_training_is_replayed_where_it_can_be(settings, device, task, replayed):
@@ -70,7 +72,7 @@ def test_training_is_replayed_where_it_can_be(settings, device, task, replayed):
         model=model,
         device=torch.device(device),
         in_lockstep=config.run.sync_bn,
-        task=SimpleNamespace(name=task),
+        task=task,
     )
     forward = Trainer.make_forward(trainer)  # pyright: ignore[reportArgumentType]
     assert isinstance(forward, Replayed) == replayed

@@ -389,9 +389,9 @@ def test_a_part_of_a_batch_weighs_as_much_as_it_has_pictures():
         (True, {"augment.crop": "random"}, (64, 64)),
     ],
 )
-def test_made_up_batches_are_of_the_largest_size_and_train(has_shapes, values, size):
+def test_dummy_batches_are_of_the_largest_size_and_train(has_shapes, values, size):
     task = a_task(has_shapes, **values)
-    batch = task.made_up(2)
+    batch = task.dummy_batch(2)
     assert batch.pictures[0].shape == (3, *size)
     assert ("masks" in batch.labels[0]) == has_shapes
     model = small_detector("mask-rcnn" if has_shapes else "faster-rcnn").train()

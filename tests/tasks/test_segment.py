@@ -333,9 +333,9 @@ def test_a_training_step(aux, channels_last):
     assert model.conv.weight.grad.any()
 
 
-def test_a_made_up_batch_can_be_trained_on():
+def test_a_dummy_batch_can_be_trained_on():
     task = a_task()
-    batch = task.made_up(3)
+    batch = task.dummy_batch(3)
     assert batch.pictures.shape == (3, 3, 16, 16)
     assert batch.labels.unique().tolist() == list(range(K))
     loss, hits = task.loss(Pointwise(), *task.prepare(batch, 0), 3)
@@ -425,7 +425,7 @@ def test_nothing_waits_for_the_device():
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = Pointwise(aux=True)
         for task in tasks:
-            loss, hits = task.loss(model, *task.prepare(task.made_up(2), 0), 2)
+            loss, hits = task.loss(model, *task.prepare(task.dummy_batch(2), 0), 2)
             assert loss.shape == hits.shape == ()
         meter = SegmentMeter(K, keep=True)
         pictures = [torch.zeros(3, 20, 30, dtype=torch.uint8)] * 2

@@ -51,15 +51,15 @@ def _can_rehearse(trainer: Trainer) -> bool:
     """
     run = trainer.config.run
     alone = not (run.fsdp or trainer.in_lockstep)
-    return trainer.device.type == "cuda" and alone and not run.compile and trainer.task.name != "detect"
+    return trainer.device.type == "cuda" and alone and not run.compile and trainer.task.can_replay
 
 
 def _pass(trainer: Trainer, pictures: int) -> None:
     """A training step's gradients and a batch of validation, on made-up pictures."""
     trainer.model.train(not trainer.config.model.frozen_mode)
-    trainer.gradients(0, trainer.task.made_up(pictures))
+    trainer.gradients(0, trainer.task.dummy_batch(pictures))
     with torch.no_grad():
-        trainer.task.infer(trainer.model.eval(), trainer.task.made_up(trainer.task.eval_batch).pictures)
+        trainer.task.infer(trainer.model.eval(), trainer.task.dummy_batch(trainer.task.eval_batch).pictures)
 
 
 def find_micro_batch(trainer: Trainer) -> None:

@@ -107,7 +107,7 @@ class Trainer:
         run = self.config.run
         model: Any = compile_model(self.model) if run.compile else self.model
         alone = not (run.fsdp or self.in_lockstep or run.deterministic)
-        may_replay = run.replay and alone and self.device.type == "cuda" and self.task.name != "detect"
+        may_replay = run.replay and alone and self.device.type == "cuda" and self.task.can_replay
         return replay(model) if may_replay else model
 
     # The run ----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Trainer:
         if is_blank and self.world.size == 1:
             return totals
         if is_blank:  # takes part all the same, with pictures that weigh nothing
-            batch = self.task.made_up(parts * 2)
+            batch = self.task.dummy_batch(parts * 2)
         pictures, targets = self.task.prepare(batch, seed)
         for x, y in zip(cut(pictures, parts), cut(targets, parts), strict=True):
             loss, hits = self.task.loss(self.forward, x, y, self.config.run.batch)
@@ -444,7 +444,7 @@ class Trainer:
                 if len(batch.pictures):
                     meter.update(self.infer(model, batch.pictures), batch)
         if self.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
-            self.task.infer(model, self.task.made_up(1).pictures)
+            self.task.infer(model, self.task.dummy_batch(1).pictures)
         meter.reduce()
         self.name_unread(bad)
         return meter.result()

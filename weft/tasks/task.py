@@ -39,6 +39,7 @@ class Task(Protocol):
     classes: list[str]
     score: str  # the entry of `Meter.result` that decides which model is kept; more is better
     counts_hits: bool  # whether an answer is right or wrong, so that training has an accuracy
+    can_replay: bool  # whether `loss` calls the model with one tensor, and launches depend on its shape alone
     eval_batch: int  # pictures at once in validation, `weft eval` and `weft predict`
     augmentation: Any  # what the loader gives training pictures to
 
@@ -65,7 +66,7 @@ class Task(Protocol):
 
     def meter(self) -> Meter: ...
 
-    def made_up(self, count: int) -> Batch:
+    def dummy_batch(self, count: int) -> Batch:
         """A batch of grey pictures with some targets, of the largest size that training has."""
         ...
 

@@ -31,6 +31,7 @@ class Classify:
     """One label for a picture, or several: a `Task`."""
 
     name, counts_hits = "classify", True
+    can_replay = True
     eval_batch = EVAL_BATCH
 
     def __init__(
@@ -87,7 +88,7 @@ class Classify:
     def meter(self) -> "Meter":
         return Meter(len(self.classes), self.multilabel, self.device)
 
-    def made_up(self, count: int) -> Batch:
+    def dummy_batch(self, count: int) -> Batch:
         """A batch of grey pictures, of the right size and type."""
         shape = (count, self.preprocessing.channels, *self.preprocessing.size)
         eight_bit = self.preprocessing.depth == 8

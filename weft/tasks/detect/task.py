@@ -15,13 +15,14 @@ from weft.tasks.detect.coco import Found, Kind, Precision, restore
 from weft.tasks.task import to_device
 
 EVAL_BATCH = 8  # of validation, `weft eval` and `weft predict` alike
-MADE_UP_OBJECTS = 32  # in each picture of a made-up batch
+DUMMY_OBJECTS = 32  # in each picture of a dummy batch
 
 
 class Detect:
     """The task of `make_detector`'s models."""
 
     name, counts_hits = "detect", False
+    can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
     eval_batch = EVAL_BATCH
 
     def __init__(
@@ -83,16 +84,16 @@ class Detect:
     def meter(self) -> "DetectMeter":
         return DetectMeter(len(self.classes), self.has_shapes, self.most)
 
-    def made_up(self, count: int) -> Batch:
+    def dummy_batch(self, count: int) -> Batch:
         """Grey pictures with objects side by side."""
         height, width = self._largest()
         dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
         grey = torch.full((self.preprocessing.channels, height, width), 0.5).mul(255 if dtype == torch.uint8 else 1)
-        edges = torch.linspace(0, width, MADE_UP_OBJECTS + 1)
+        edges = torch.linspace(0, width, DUMMY_OBJECTS + 1)
         boxes = torch.stack([edges[:-1], edges[:-1] * 0, edges[1:], edges[1:] * 0 + height], dim=1)
-        target = {"boxes": boxes, "labels": torch.zeros(MADE_UP_OBJECTS, dtype=torch.int64)}
+        target = {"boxes": boxes, "labels": torch.zeros(DUMMY_OBJECTS, dtype=torch.int64)}
         if self.has_shapes:
-            target["masks"] = torch.ones(MADE_UP_OBJECTS, height, width, dtype=torch.uint8)
+            target["masks"] = torch.ones(DUMMY_OBJECTS, height, width, dtype=torch.uint8)
         return Batch([grey.to(dtype)] * count, [target] * count, torch.arange(count), [])
 
     def _autocast(self) -> torch.autocast:

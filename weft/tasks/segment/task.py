@@ -46,6 +46,7 @@ class Segment:
     """
 
     name, counts_hits = "segment", True
+    can_replay = True
     score = "miou"
     eval_batch = EVAL_BATCH
 
@@ -96,7 +97,7 @@ class Segment:
             loss = loss + self.config.loss.aux_weight * self.pixel_loss(maps["aux"], y, denominator)
         return loss, pixel_accuracies(maps["out"].detach(), y).sum()
 
-    def made_up(self, count: int) -> Batch:
+    def dummy_batch(self, count: int) -> Batch:
         side, eight_bit = self.config.augment.img_size, self.preprocessing.depth == 8
         shape = (count, self.preprocessing.channels, side, side)
         pictures = torch.full(shape, 127 if eight_bit else 0.5, dtype=torch.uint8 if eight_bit else torch.float32)
