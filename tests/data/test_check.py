@@ -23,7 +23,7 @@ from weft.data.check.check import check
 from weft.data.check.duplicates import _candidates, equal_groups, near_pairs
 from weft.data.check.findings import DataReport
 from weft.data.check.scan import viewable
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.data.split import Split, make_split
 from weft.report.check_page import print_report, write_page
 

@@ -13,7 +13,8 @@ from torchvision import datasets
 from tests.helpers.made_data import picture, refused, tree
 from weft.config import DataConfig
 from weft.data.sources.named import OTHERS, TORCHVISION
-from weft.data.sources.source import evaluated, open_source
+from weft.data.sources.open import open_source
+from weft.data.sources.source import evaluated
 from weft.data.split import make_split
 
 RNG = np.random.default_rng(0)

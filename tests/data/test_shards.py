@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.made_data import picture, png, refused, sharded, tree, write_shard
 from weft.data.sources import shards
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.errors import WeftError
 
 

@@ -16,7 +16,8 @@ from torchvision import datasets
 from tests.helpers.made_data import pairs, picture, png, refused, sharded, table, tree, write_shard
 from weft.config import DataConfig
 from weft.data.sources import source as sources
-from weft.data.sources.source import Names, evaluated, fingerprint, join, natural, open_source
+from weft.data.sources.open import join, open_source
+from weft.data.sources.source import Names, evaluated, fingerprint, natural
 from weft.data.split import load_split, make_split, save_split
 from weft.errors import WeftError
 

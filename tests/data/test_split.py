@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config import DataConfig
-from weft.data.sources.source import Names, Pixels, Source, open_source
+from weft.data.sources.open import open_source
+from weft.data.sources.source import Names, Pixels, Source
 from weft.data.split import Split, load_split, make_split, save_split
 from weft.errors import WeftError
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 import weft
 from tests.helpers.small_runs import COLOURS, CVT, command, dense, make_pictures, make_squares, refused, tiny_run
 from weft.config import Config, override, read_yaml
-from weft.data.sources.source import Source, open_configured
+from weft.data.sources.open import open_configured
+from weft.data.sources.source import Source
 from weft.data.split import load_split
 from weft.engine.log import read_rows
 from weft.engine.state import read_header

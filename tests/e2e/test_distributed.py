@@ -23,7 +23,7 @@ from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_
 from weft.cli.app import main
 from weft.data.loader import _Reader
 from weft.data.read import BadPicture
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.engine import loop
 from weft.engine.device import count_parameters, joined, shard, sharded_units
 from weft.engine.log import read_rows

@@ -17,7 +17,7 @@ from tests.helpers.small_runs import TINY, make_pictures, state_of, tiny_run
 from weft import WeftError
 from weft.config import Config, override
 from weft.data.check.check import check
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.engine.log import Screen, clock, read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import read_header

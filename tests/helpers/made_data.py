@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.errors import WeftError
 
 

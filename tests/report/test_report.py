@@ -19,7 +19,7 @@ import weft
 from weft.config import Config, DataConfig, override
 from weft.data.augment.transforms import Preprocessing
 from weft.data.check.check import DataReport, Problem, check
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.data.split import make_split
 from weft.report.charts import line_chart, nice_ticks
 from weft.report.overlay import visible

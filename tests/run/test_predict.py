@@ -17,7 +17,7 @@ from tests.conftest import randomise
 from weft.config import Config, override, to_yaml
 from weft.data.augment.transforms import Preprocessing
 from weft.data.loader import eval_batches
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.data.split import load_split, make_split, save_split
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model

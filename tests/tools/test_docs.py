@@ -25,7 +25,7 @@ from weft.catalog.cost import count_macs, count_parameters
 from weft.cli.app import app, take_keys
 from weft.config import known_keys
 from weft.data.check.check import check
-from weft.data.sources.source import open_source
+from weft.data.sources.open import open_source
 from weft.run.recipes import recipe_file
 from weft.run.train import SHORT, name_settings
 

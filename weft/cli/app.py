@@ -297,7 +297,7 @@ def check(
     """
     from weft.config import Config, override
     from weft.data.check.check import check as check_data
-    from weft.data.sources.source import open_configured
+    from weft.data.sources.open import open_configured
     from weft.data.split import make_split
     from weft.report.check_page import print_report, write_page
 

@@ -12,6 +12,7 @@ from PIL import Image
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import area_of, extent
 from weft.data.sources.source import Names, Pixels, Source
+from weft.errors import WeftError, did_you_mean
 
 FASHION, NUCLEI = "fashion-mnist-mini", "nuclei-mini"  # folders
 
@@ -25,6 +26,24 @@ def fashion_mnist(split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarr
 def nuclei(split: Literal["train", "val"]) -> tuple[np.ndarray, np.ndarray]:
     """Cell nuclei: (N, 256, 256) uint8 pictures, and masks with 0 for the background and 1, 2, ... for the nuclei."""
     return _tiles(NUCLEI, f"{split}.webp", 256), _tiles(NUCLEI, f"{split}-nuclei.webp", 256)
+
+
+def open_demo(name: str) -> Source:
+    """`demo:NAME`, where pictures have labels."""
+    if name != "fashion":
+        raise WeftError(f"demo:{name} does not exist.{did_you_mean(name, ['fashion'])} There is demo:fashion.")
+    train, train_labels, classes = fashion_mnist("train")
+    test, test_labels, _ = fashion_mnist("test")
+    sizes = [len(train), len(test)]
+    return Source(
+        root="demo:fashion",
+        layout="an excerpt of Fashion-MNIST that comes with Weft",
+        classes=classes,
+        names=Names(f"{split}/{i}" for split, n in zip(("train", "val"), sizes, strict=True) for i in range(n)),
+        labels=np.concatenate([train_labels, test_labels]).astype(np.int64),
+        reader=Pixels(np.concatenate([train, test])),
+        splits=np.repeat(["train", "val"], sizes),
+    )
 
 
 def open_nuclei(task: Literal["segment", "detect"] = "segment") -> Source:

@@ -21,8 +21,9 @@ from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.augment.transforms import Preprocessing
 from weft.data.given import Found, Progress, fast_for_many, reading_workers
 from weft.data.loader import Batch, eval_batches
-from weft.data.sources.renamed import in_classes
-from weft.data.sources.source import Source, open_configured, relabelled
+from weft.data.sources.open import open_configured
+from weft.data.sources.renamed import in_classes, relabelled
+from weft.data.sources.source import Source
 from weft.data.split import load_split
 from weft.engine.device import pick_device, pick_precision
 from weft.errors import WeftError, check_choice, check_positive

@@ -26,7 +26,8 @@ from weft.data.check.amounts import count_pixels, object_sizes
 from weft.data.check.check import DataReport, check
 from weft.data.loader import check_shared_memory
 from weft.data.sampler import Plan
-from weft.data.sources.source import Source, fingerprint, open_configured
+from weft.data.sources.open import open_configured
+from weft.data.sources.source import Source, fingerprint
 from weft.data.split import Split, load_split, make_split, save_split
 from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
 from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time

@@ -12,12 +12,14 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from weft.data.boxes.shapes import draw
 from weft.data.check.findings import many
 from weft.data.masks.classes import choose, find_classes
 from weft.data.masks.values import IGNORE, Coding, MaskFiles, upright
@@ -319,8 +321,6 @@ class Drawn:
         self.objects, self.pictures = objects, pictures
 
     def __call__(self, index: int) -> np.ndarray:
-        from weft.data.boxes.shapes import draw
-
         objects, picture = self.objects(index), header(self.pictures(index))
         height, width = objects.size or (picture.height, picture.width)
         mask = np.zeros((height, width), np.uint8)
@@ -334,8 +334,6 @@ class Drawn:
 
 def semantic_from_objects(source: Source) -> Source:
     """A set of objects with shapes as a set of masks: the background and a class for each kind of object."""
-    from dataclasses import replace
-
     if not source.has_shapes:
         raise WeftError(f"{source.root} has no shapes of objects that masks could be drawn from.")
     return replace(

@@ -7,6 +7,7 @@ from weft.data.masks.classes import survey
 from weft.data.masks.folders import Place, find_pairs, make_source, places_in, read_list, read_lists
 from weft.data.masks.values import IGNORE, Coding
 from weft.data.sources.folders import list_folder
+from weft.data.sources.named import expect
 from weft.data.sources.source import Source, some
 from weft.errors import WeftError
 
@@ -112,7 +113,6 @@ def _inner(root: Path, *folders: str) -> Path:
 
 def _places(given: str, root: Path, wanted: Mapping[str, tuple[list[str], list[str]]]) -> list[Place]:
     """Folders of pictures and masks, each by the first of its names that is there; one split is enough."""
-    from weft.data.sources.named import expect
 
     def here(folders: list[str]) -> str | None:
         return next((folder for folder in folders if (root / folder).is_dir()), None)
@@ -184,8 +184,6 @@ def _voc(augmented: bool) -> Callable[[str, Path], Source]:
     """`augmented`: the masks and the longer training list of SBD, which others made for VOC 2012."""
 
     def read(given: str, root: Path) -> Source:
-        from weft.data.sources.named import expect
-
         root = _inner(root, "VOCdevkit/VOC2012", "VOC2012")
         masks = "SegmentationClassAug" if augmented else "SegmentationClass"
         place = _places(given, root, {"": (["JPEGImages"], [masks])})[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.data.demo import open_demo
 from weft.data.sources.folders import open_folders
 from weft.data.sources.source import Files, Names, Parts, Pixels, Source, listed, some
 from weft.errors import WeftError, did_you_mean
@@ -71,7 +72,7 @@ def open_named(name: str, root: str) -> Source:
     if name not in known:
         raise WeftError(f"{given} is neither a file nor a set that Weft knows.{did_you_mean(name, known)}")
     if name == "demo":
-        return _demo(root)
+        return open_demo(root)
     if not root or not path.is_dir():
         raise WeftError(f"{given}: after the colon comes the folder that holds the set; {root!r} is none.")
     if name == "inaturalist":
@@ -264,25 +265,6 @@ def _pcam(given: str, root: Path) -> Source:
         labels=np.concatenate(labels),
         reader=Parts([(reader, np.arange(n)) for reader, n in zip(parts.values(), counts, strict=True)]),
         splits=np.repeat([*parts], counts),
-    )
-
-
-def _demo(name: str) -> Source:
-    from weft.data.demo import fashion_mnist
-
-    if name != "fashion":
-        raise WeftError(f"demo:{name} does not exist.{did_you_mean(name, ['fashion'])} There is demo:fashion.")
-    train, train_labels, classes = fashion_mnist("train")
-    test, test_labels, _ = fashion_mnist("test")
-    sizes = [len(train), len(test)]
-    return Source(
-        root="demo:fashion",
-        layout="an excerpt of Fashion-MNIST that comes with Weft",
-        classes=classes,
-        names=Names(f"{split}/{i}" for split, n in zip(("train", "val"), sizes, strict=True) for i in range(n)),
-        labels=np.concatenate([train_labels, test_labels]).astype(np.int64),
-        reader=Pixels(np.concatenate([train, test])),
-        splits=np.repeat(["train", "val"], sizes),
     )
 
 

@@ -1,4 +1,4 @@
-"""Masks and objects of one source, counted in the classes of another."""
+"""Labels, masks and objects of one source, counted in the classes of another."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +8,22 @@ import numpy as np
 
 from weft.data.sources.source import Source, some
 from weft.errors import WeftError, did_you_mean
+
+
+def relabelled(source: Source, classes: Sequence[str], positions: np.ndarray) -> np.ndarray:
+    """The labels at `positions`, counted in `classes`, which must have every class that occurs there."""
+    labels = source.labels[positions]
+    used = np.flatnonzero(labels.any(axis=0)) if source.multilabel else np.unique(labels)
+    position = {name: i for i, name in enumerate(classes)}
+    unknown = [source.classes[i] for i in used if source.classes[i] not in position]
+    if unknown:
+        hint = did_you_mean(unknown[0], classes)
+        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.{hint}")
+    if not source.multilabel:
+        return np.array([position.get(name, -1) for name in source.classes])[labels]
+    wide = np.zeros((len(labels), len(classes)), bool)
+    wide[:, [position[source.classes[i]] for i in used]] = labels[:, used]
+    return wide
 
 
 def in_classes(source: Source, classes: Sequence[str]) -> Source:
