@@ -1,0 +1,202 @@
+"""House rules that can be read off the syntax trees; CONTRIBUTING says them in words. `test_layers.py` has one more."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.places import ROOT
+
+LINES_OF_A_FILE = 550
+LINES_OF_A_FUNCTION = 60
+TASKS = {"classify", "segment", "detect"}
+MAY_ASK_FOR_A_TASK = {  # the registries of tasks: of what is learned, and of what pictures come with
+    "weft/tasks/registry.py",
+    "weft/data/sources/open.py",
+    "weft/data/demo.py",
+}
+PAPERS_NAMES = {  # what several papers call by one name, in the files of their families and of their fused forms
+    "Block": "weft/models",
+    "Stage": "weft/models",
+    "FusedBlock": "weft/fast",
+}
+
+# Being mended: each number goes down with the commits of its room, and then the lists go.
+CLASSES_BEING_RENAMED = {
+    "Album", "Evaluation", "Found", "Line", "Meter", "Opened", "Pair", "Parts", "Place", "Plan", "Pyramid", "Row",
+    "Split", "Step", "View", "_Look",
+}  # fmt: skip
+BEING_MENDED = {
+    "docstring": {"all of weft": 151},
+    "task": {"all of weft": 52},
+    "function": {"weft/models/vitae.py": 1, "weft/models/vt_resnet.py": 1},
+    "file": {},
+}
+
+Rule = Callable[[str, str], Iterator[tuple[int, str]]]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def long_file(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """A file has at most 550 lines."""
+    if (lines := text.count("\n")) > LINES_OF_A_FILE:
+        yield 1, f"{lines} lines"
+
+
+def long_function(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """A function has at most 60 lines, its docstring aside.
+
+    The signature counts, but for commands, whose arguments are the options of the command line, and for the
+    constructors of models, whose arguments are the ablations of the papers. Triton kernels are not looked at.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, Function) or any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
+            continue
+        docstring = ast.get_docstring(node)
+        body = node.body[1:] if docstring is not None else node.body
+        aside = node.body[0].end_lineno - node.body[0].lineno + 1 if docstring is not None else 0
+        command = file.startswith("weft/cli/") and "Parameters\n---" in (docstring or "")
+        model = file.startswith("weft/models/") and node.name == "__init__"
+        if command or model:
+            aside += node.body[0].lineno - node.lineno
+        if body and (lines := node.end_lineno - node.lineno + 1 - aside) > LINES_OF_A_FUNCTION:
+            yield node.lineno, f"{node.name} has {lines} lines"
+
+
+def docstring_that_asks(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """A docstring begins with a verb or a noun, not with "What ..."."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            docstring = ast.get_docstring(node) or ""
+            if docstring.startswith(("What ", "What's ")):
+                yield node.body[0].lineno, docstring.split("\n")[0]
+
+
+def comparison_with_a_task(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """Nobody asks which task this is: the task is asked what it can do (`task.can_replay`), or its registry."""
+    if file in MAY_ASK_FOR_A_TASK:
+        return
+    for node in ast.walk(ast.parse(text)):
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            sides = node.args
+        named = {n.value for side in sides for n in _parts(side) if isinstance(n, ast.Constant)} & TASKS
+        if named:
+            yield node.lineno, ast.unparse(node)
+
+
+def _parts(side: ast.expr) -> list[ast.expr]:
+    return side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+
+
+def modules() -> dict[str, str]:
+    paths = sorted((ROOT / "weft").rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+RULES: dict[str, Rule] = {
+    "file": long_file,
+    "function": long_function,
+    "docstring": docstring_that_asks,
+    "task": comparison_with_a_task,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_is_kept(name):
+    faults = [
+        (file, f"{file}:{line}: {what}") for file, text in modules().items() for line, what in RULES[name](file, text)
+    ]
+    allowed = BEING_MENDED[name]
+    found = Counter("all of weft" if "all of weft" in allowed else file for file, _ in faults)
+    over = {place for place, count in found.items() if count > allowed.get(place, 0)}
+    told = [what for file, what in faults if file in over or "all of weft" in over]
+    assert told == []
+    mended = {place for place in allowed if not found[place]}
+    assert not mended, "mended: take it out of the list"
+
+
+def test_classes_have_names_of_their_own():
+    homes = classes(modules())
+    shared = {name: places for name, places in homes.items() if len(places) > 1 and not is_paper_name(name, places)}
+    assert {name: places for name, places in shared.items() if name not in CLASSES_BEING_RENAMED} == {}
+    assert {*shared} >= CLASSES_BEING_RENAMED, "renamed: take it out of the list"
+    assert {*PAPERS_NAMES} <= {name for name, places in homes.items() if len(places) > 1}
+
+
+def classes(texts: dict[str, str]) -> dict[str, list[str]]:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for file, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(f"{file}:{node.lineno}")
+    return homes
+
+
+def is_paper_name(name: str, places: list[str]) -> bool:
+    return name in PAPERS_NAMES and all(Path(place).parent.as_posix() == PAPERS_NAMES[name] for place in places)
+
+
+def function(lines: int, before: str = "", docstring: str = "") -> str:
+    return f'{before}def name(\n    a,\n    b,\n):\n    """{docstring or "Text."}"""\n' + "    a\n" * (lines - 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "line"),
+    [
+        ("file", "weft/a.py", "a\n" * 551, 1),
+        ("function", "weft/a.py", function(61), 1),
+        ("function", "weft/a.py", function(61, "@cache\n"), 2),
+        ("function", "weft/cli/a.py", function(61), 1),  # no help text: not a command
+        ("function", "weft/cli/a.py", function(65, docstring="Run.\n\n    Parameters\n    ----------\n"), 1),
+        ("function", "weft/models/a.py", function(65).replace("name", "__init__"), 1),
+        ("function", "weft/tasks/a.py", function(61).replace("name", "__init__"), 1),
+        ("function", "weft/a.py", "class A:\n    def f(self):\n        def g():\n" + "            a\n" * 60, 3),
+        ("docstring", "weft/a.py", '"""What is there."""', 1),
+        ("docstring", "weft/a.py", 'def f():\n    """What f does.\n\n    More."""', 2),
+        ("docstring", "weft/a.py", 'class A:\n    """What A is."""', 2),
+        ("task", "weft/a.py", "a = task == 'detect'", 1),
+        ("task", "weft/a.py", "\nif 'segment' != source.task:\n    pass", 2),
+        ("task", "weft/a.py", "a = task.name in ('auto', 'classify')", 1),
+        ("task", "weft/a.py", "a = task not in {'segment', 'detect'}", 1),
+        ("task", "weft/a.py", "match task:\n    case 'segment':\n        pass", 2),
+        ("task", "weft/a.py", "match task:\n    case 'x' | 'segment':\n        pass", 2),
+        ("task", "weft/a.py", "a = task.startswith('detect')", 1),
+    ],
+)
+def test_rule_finds_what_breaks_it(name, file, text, line):
+    faults = [fault for fault, _ in RULES[name](file, text)]
+    assert line in faults
+    assert len(faults) == 1 + ("class A:\n    def f" in text)  # the function around a long one is as long
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("file", "weft/a.py", "a\n" * 550),
+        ("function", "weft/a.py", function(60)),
+        ("function", "weft/a.py", function(60, docstring="a\n" * 70)),
+        ("function", "weft/cli/a.py", function(64, docstring="Run.\n\n    Parameters\n    ----------\n")),
+        ("function", "weft/models/a.py", function(64).replace("name", "__init__")),
+        ("function", "weft/kernels/triton/a.py", function(99, "@triton.jit(do_not_specialize=SIZES)\n")),
+        ("docstring", "weft/a.py", '"""Whatever there is."""\ntext = "What?"'),
+        ("task", "weft/a.py", "a = {'segment': 1}[task]; b = name == 'auto'; c('detect'); d = 'detect'"),
+        ("task", "weft/tasks/registry.py", "a = name == 'detect'"),
+    ],
+)
+def test_rule_leaves_the_rest_alone(name, file, text):
+    assert list(RULES[name](file, text)) == []
+
+
+def test_shared_names_are_found():
+    homes = classes({"weft/a.py": "class A:\n    class B: ...", "weft/c.py": "def f():\n    class B: ..."})
+    assert homes == {"A": ["weft/a.py:1"], "B": ["weft/a.py:2", "weft/c.py:2"]}
+    assert is_paper_name("Block", ["weft/models/cvt.py:1", "weft/models/ceit.py:1"])
+    assert not is_paper_name("Block", ["weft/models/cvt.py:1", "weft/data/a.py:1"])
+    assert not is_paper_name("B", ["weft/models/cvt.py:1", "weft/models/ceit.py:1"])
