@@ -3,11 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from weft.cli.options import Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.options import Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
 from weft.errors import WeftError, check_positive, check_ratio
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def ablate(
     jobs: int = 0,
     device: str = "auto",
     out: str = "",
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    quiet: Quiet = False,
     keys: Keys = [],  # noqa: B006  cyclopts never changes it
 ) -> None:
     """Run an ablation table of the papers, or your own, on your pictures: which differences are larger than noise?

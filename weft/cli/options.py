@@ -1,4 +1,4 @@
-"""What the commands share: options of one kind, a bar that shows how far they are, what they print and write."""
+"""Shared by the commands: options of one kind, a bar that shows how far they are, printing and writing."""
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -13,6 +13,8 @@ from weft.errors import WeftError, check_positive, check_ratio
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
 Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 Flag = Parameter(negative="")
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")]
+JsonFlag = Annotated[bool, Parameter(name="--json", negative="")]
 OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
 

@@ -1,0 +1,64 @@
+"""The command that looks at data: `weft check`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from weft.cli.options import Flag, JsonFlag, Keys, check_out, progress_of, settings_of
+
+
+def check(
+    data: str,
+    /,
+    *,
+    out: Path | None = None,
+    as_json: JsonFlag = False,
+    quick: Annotated[bool, Flag] = False,
+    task: str = "auto",
+    keys: Keys = [],  # noqa: B006  cyclopts never changes it
+) -> None:
+    """Say what a data set is and what is wrong with it, and change nothing in it. Exit code 1 where there are errors.
+
+    Parameters
+    ----------
+    data
+        A folder of pictures, with masks or boxes or without, a CSV, TSV or COCO JSON file, shards (*.tar), NAME:ROOT of
+        a known set, demo:fashion or demo:nuclei.
+    out
+        Also write a page with the pictures concerned, such as check.html.
+    as_json
+        Print one JSON object instead of a table.
+    quick
+        Headers and equal files only, at most about ten seconds.
+    task
+        classify, segment or detect, where the data can be for more than one; by default what the layout is for.
+    keys
+        Settings of the data, more simply written as --data.group "patient_(.*)_".
+    """
+    from weft.config import Config, override
+    from weft.data.check.check import check as check_data
+    from weft.data.sources.open import open_configured
+    from weft.data.split import make_split
+    from weft.report.check_page import print_report, write_page
+
+    given = {"data.task": task, **settings_of(keys), "data.source": data}
+    config = override(Config(), given).data
+    check_out(out=str(out or ""))
+    source = open_configured(config)
+    split = make_split(source, config, 0) if config.val else None  # with a second source there are two sides
+    with progress_of("pictures", quiet=as_json) as progress:
+        report = check_data(source, split, quick=quick, config=config, progress=progress)
+    if out is not None:
+        write_page(report, source, out)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        print_report(report, Console())
+    else:
+        print("\n".join(report.lines()))
+    if out is not None and not as_json:
+        print(f"Wrote {out}.")
+    sys.exit(1 if report.has("error") else 0)
