@@ -22,7 +22,7 @@ from weft.catalog.cost import count_macs
 from weft.config import Config, override
 from weft.data.augment.transforms import Preprocessing
 from weft.engine.optim import make_optimizer
-from weft.heads.folder import Plan, build
+from weft.heads.folder import DenseSpec, build_dense
 from weft.tasks.registry import make_task
 
 SEGMENT = [
@@ -74,8 +74,8 @@ def measure(name: str, head: str, size: int, batch: int, steps: int, device: tor
         has_shapes=head == "mask-rcnn",
     )
     torch.manual_seed(0)
-    plan = Plan(task.name, name, {}, 3, head, {}, classes)
-    model = build(plan, config).to(device)
+    spec = DenseSpec(task.name, name, {}, 3, head, {}, classes)
+    model = build_dense(spec, config).to(device)
     optimizer = make_optimizer(model, config.optim, batch)
     made = task.dummy_batch(batch)
     x, y = task.prepare(made, 0)
@@ -104,7 +104,7 @@ def measure(name: str, head: str, size: int, batch: int, steps: int, device: tor
         "inference": inference,
         "gib": peak / 2**30,
         "parameters": sum(p.numel() for p in model.parameters()) / 1e6,
-        "macs": None if detect else round(dense_macs(plan, config, size) / 1e9, 1),
+        "macs": None if detect else round(dense_macs(spec, config, size) / 1e9, 1),
     }
 
 
@@ -119,10 +119,10 @@ def median_time(step, steps: int, device: torch.device) -> float:
     return statistics.median(times[3:])
 
 
-def dense_macs(plan: Plan, config: Config, size: int) -> int:
+def dense_macs(spec: DenseSpec, config: Config, size: int) -> int:
     with torch.device("meta"):
-        backbone = timm.create_model(plan.name, num_classes=0)
-        return count_macs(build(plan, config, backbone), (3, size, size))
+        backbone = timm.create_model(spec.name, num_classes=0)
+        return count_macs(build_dense(spec, config, backbone), (3, size, size))
 
 
 if __name__ == "__main__":

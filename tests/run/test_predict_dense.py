@@ -18,7 +18,7 @@ from weft.data.given import Found
 from weft.data.sources.source import Files, Names, Source
 from weft.data.split import Split, save_split
 from weft.errors import WeftError
-from weft.heads.folder import Plan, build, write_dense
+from weft.heads.folder import DenseSpec, build_dense, write_dense
 from weft.run import predict_dense
 from weft.run.predict_dense import DensePredictor, class_map
 from weft.run.predictor import evaluate, find_pictures
@@ -36,11 +36,11 @@ def make_folder(folder, task, head, size):
     settings = {"data.task": task, "augment.img_size": 64, "model.head": head}
     config = override(Config(), settings | {"test.score": 0.0, "test.detections": 10})
     small = {"box_width": 16, "proposals": 20} if task == "detect" else {}
-    plan = Plan(task, "cvt_nano", {}, 3, head, {"channels": 16, **small}, CLASSES)
+    spec = DenseSpec(task, "cvt_nano", {}, 3, head, {"channels": 16, **small}, CLASSES)
     torch.manual_seed(0)
-    model = randomise(build(plan, config))
+    model = randomise(build_dense(spec, config))
     folder.mkdir()
-    write_dense(folder, plan, model.state_dict(), preprocessing=preprocessing(size).to_dict(), config=config)
+    write_dense(folder, spec, model.state_dict(), preprocessing=preprocessing(size).to_dict(), config=config)
     (folder / "config.yaml").write_text(to_yaml(config))
     return folder
 

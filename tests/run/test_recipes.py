@@ -17,7 +17,7 @@ from weft.config import Config, known_keys, override, read_yaml
 from weft.engine.optim import learning_rate, make_optimizer
 from weft.errors import WeftError
 from weft.heads import make_segmenter
-from weft.heads.folder import Plan, build
+from weft.heads.folder import DenseSpec, build_dense
 from weft.run.choose import check_task_settings
 from weft.run.recipes import FOLDER, find_recipe, recipe_names
 
@@ -249,8 +249,8 @@ def make_on_meta(config):
     name, task, classes = config.model.name, config.data.task, ["one", "two"]
     if task == "auto":
         return timm.create_model(name, device="meta", drop_path_rate=config.model.drop_path)
-    plan = Plan(task, name, {}, 3, config.model.head, config.model.head_args, classes)
-    return build(plan, config, timm.create_model(name, num_classes=0, device="meta"))
+    spec = DenseSpec(task, name, {}, 3, config.model.head, config.model.head_args, classes)
+    return build_dense(spec, config, timm.create_model(name, num_classes=0, device="meta"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What turns the maps of a backbone into the classes of pixels, or into objects."""
+"""Heads: from the maps of a backbone to the classes of pixels, or to objects."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,10 @@ from weft.errors import WeftError, did_you_mean
 if TYPE_CHECKING:
     from weft.heads.segmenter import Segmenter
 
-__all__ = ["SEGMENTERS", "make_segmenter"]
+__all__ = ["DETECTORS", "SEGMENTERS", "make_segmenter"]
 
 SEGMENTERS = ("fpn", "vt-fpn", "upernet")
+DETECTORS = ("faster-rcnn", "mask-rcnn")
 
 
 def make_segmenter(backbone: nn.Module, head: str, classes: int, **head_args: Any) -> "Segmenter":

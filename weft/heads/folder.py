@@ -1,4 +1,7 @@
-"""A dense model as a folder: the files of `weft.models.weights.folder`, head and arguments in the "weft" entry."""
+"""A dense model as a folder: the files of `weft.models.weights.folder`, head and arguments in the "weft" entry.
+
+The "head" there tells such a folder from that of a classifier, and a segmenter from a detector.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,21 +13,21 @@ import timm
 from torch import Tensor, nn
 
 from weft.config import Config, override
-from weft.errors import WeftError
+from weft.errors import WeftError, check_choice
 from weft.files import write_tensors, write_text
-from weft.heads import make_segmenter
+from weft.heads import DETECTORS, SEGMENTERS, make_segmenter
 from weft.heads.rcnn import make_detector
-from weft.models.weights.convert import load_weights
+from weft.models.weights.folder import load_saved, open_classifier, read_model_config
 from weft.version import __version__
 
 OUTSIDE = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}  # timm reads files
 
 
 @dataclass(frozen=True)
-class Plan:
+class DenseSpec:
     """All that makes a dense model, but its weights."""
 
-    task: str  # segment or detect
+    task: str  # for config.json; the head decides
     name: str  # of the backbone, as timm has it
     args: Mapping[str, Any]  # of the backbone
     channels: int
@@ -33,30 +36,31 @@ class Plan:
     classes: Sequence[str]
 
 
-def build(plan: Plan, config: Config, backbone: nn.Module | None = None) -> nn.Module:
+def build_dense(spec: DenseSpec, config: Config, backbone: nn.Module | None = None) -> nn.Module:
     """The model, around a backbone that has its weights already where one is given."""
+    check_choice("head", spec.head, (*SEGMENTERS, *DETECTORS))
     if backbone is None:
-        backbone = timm.create_model(plan.name, num_classes=0, in_chans=plan.channels, **plan.args)
-    if plan.task == "segment":
-        return make_segmenter(backbone, plan.head, len(plan.classes), **plan.head_args)
-    return make_detector(backbone, plan.head, len(plan.classes), test=config.test, **plan.head_args)
+        backbone = timm.create_model(spec.name, num_classes=0, in_chans=spec.channels, **spec.args)
+    if spec.head in SEGMENTERS:
+        return make_segmenter(backbone, spec.head, len(spec.classes), **spec.head_args)
+    return make_detector(backbone, spec.head, len(spec.classes), test=config.test, **spec.head_args)
 
 
 def write_dense(
-    folder: Path, plan: Plan, weights: Mapping[str, Tensor], *, preprocessing: dict[str, Any], config: Config
+    folder: Path, spec: DenseSpec, weights: Mapping[str, Tensor], *, preprocessing: dict[str, Any], config: Config
 ) -> None:
     """Writes or rewrites the model of a run, with all that is needed to use it, into its `folder`, which exists."""
     used = {f"test.{key}": value for key, value in vars(config.test).items()}
-    used |= {"augment.img_size": config.augment.img_size, "model.head": plan.head}
+    used |= {"augment.img_size": config.augment.img_size, "model.head": spec.head}
     content = {
-        "architecture": plan.name,
-        "num_classes": len(plan.classes),
-        "model_args": {**plan.args, "in_chans": plan.channels},
-        "label_names": list(plan.classes),
+        "architecture": spec.name,
+        "num_classes": len(spec.classes),
+        "model_args": {**spec.args, "in_chans": spec.channels},
+        "label_names": list(spec.classes),
         "weft": {
-            "task": plan.task,
-            "head": plan.head,
-            "head_args": dict(plan.head_args),
+            "task": spec.task,
+            "head": spec.head,
+            "head_args": dict(spec.head_args),
             "preprocessing": preprocessing,
             "settings": used,
             "version": __version__,
@@ -64,6 +68,13 @@ def write_dense(
     }
     write_tensors(folder / "model.safetensors", {key: value.contiguous() for key, value in weights.items()})
     write_text(folder / "config.json", json.dumps(content, indent=2))
+
+
+def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The classifier or dense model in a folder, with all of its weights, and the content of config.json."""
+    config = read_model_config(folder)
+    open_one = open_dense if "head" in config.get("weft", {}) else open_classifier
+    return open_one(folder, config), config
 
 
 def open_dense(folder: Path, config: dict[str, Any]) -> nn.Module:
@@ -74,26 +85,14 @@ def open_dense(folder: Path, config: dict[str, Any]) -> nn.Module:
         channels, classes = args.pop("in_chans"), config["label_names"]
         if not timm.is_model(config["architecture"]) or OUTSIDE & args.keys():
             raise ValueError(f"{config['architecture']!r} is no model, or has arguments that lead out of the folder")
-        plan = Plan(entry["task"], config["architecture"], args, channels, entry["head"], entry["head_args"], classes)
-        model = build(plan, settings)
+        head, head_args = entry["head"], entry["head_args"]
+        spec = DenseSpec(entry["task"], config["architecture"], args, channels, head, head_args, classes)
+        model = build_dense(spec, settings)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeftError(f"{folder}/config.json cannot be built: {why}") from None
-    load_whole(model, load_weights(folder / "model.safetensors"), f"{folder}/model.safetensors")
+    load_saved(model, folder, f"{head} on {config['architecture']}, {len(classes)} classes")
     return model
-
-
-def load_whole(model: nn.Module, weights: Mapping[str, Tensor], file: str) -> None:
-    """Every tensor of the model must be there and fit."""
-    own = model.state_dict()
-    odd = sorted(k for k in {*own, *weights} if k not in own or k not in weights or own[k].shape != weights[k].shape)
-    if odd:
-        expected, found = (tuple(tensors[odd[0]].shape) if odd[0] in tensors else "none" for tensors in (own, weights))
-        raise WeftError(
-            f"{file} does not fit the model: {len(odd)} tensors differ, such as {odd[0]}: expected {expected},"
-            f" found {found}."
-        )
-    model.load_state_dict(dict(weights))
 
 
 def load_dense_init(model: nn.Module, weights: Mapping[str, Tensor], init: str) -> list[str]:

@@ -30,11 +30,10 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from weft.config import TestConfig
 from weft.errors import WeftError, check_choice, check_positive
-from weft.heads import check_args
+from weft.heads import DETECTORS, check_args
 from weft.heads.features import Features
 from weft.heads.fpn import group_norm
 
-HEADS = ("faster-rcnn", "mask-rcnn")
 LEVELS = 5  # strides 4, 8, 16, 32, 64
 SMALLEST_ANCHOR, LARGEST_FIRST_ANCHOR = 4, 32
 NORMS = {"none": None, "batch": nn.BatchNorm2d, "group": group_norm}
@@ -82,7 +81,7 @@ def make_detector(
     {"boxes" (n, 4), "labels" (n,), "scores" (n,), "masks" (n, 1, 28, 28)} for each picture, a mask being
     probabilities inside its box. Pictures are a list of normalised (C, h, w) of any size; labels begin at 1.
     """
-    check_choice("model.head", head, HEADS)
+    check_choice("model.head", head, DETECTORS)
     check_args(head, head_args, [item.name for item in fields(RCNNArgs)])
     args, features = RCNNArgs(**head_args), Features(backbone)
     with torch.device(next(features.parameters()).device):

@@ -213,6 +213,6 @@ def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
 
 def _parameters(run: Path, predictor: Any) -> int:
     from weft.catalog.cost import count_parameters
-    from weft.models.weights.folder import open_model
+    from weft.heads.folder import open_model
 
     return count_parameters(predictor.model if predictor else open_model(run)[0])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.config import Config, ModelConfig
 from weft.errors import WeftError, did_you_mean
 from weft.heads.features import any_size
-from weft.heads.folder import Plan, build, load_dense_init, write_dense
+from weft.heads.folder import DenseSpec, build_dense, load_dense_init, write_dense
 from weft.models.base import HybridModel
 from weft.models.weights.convert import load_weights
 from weft.models.weights.folder import write_model
@@ -44,11 +44,11 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
     weights = load_weights(init) if init and init != PRETRAINED else {}
     is_dense = any(key.startswith("backbone.") for key in weights)
     changed = load_init(backbone, weights, init) if weights and not is_dense else []
-    plan = Plan(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
-    model = build(plan, config, backbone)
+    spec = DenseSpec(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
+    model = build_dense(spec, config, backbone)
     if is_dense:
         changed = load_dense_init(model, weights, init)
-    return Made(model, changed, partial(_write_dense, plan=plan, config=config))
+    return Made(model, changed, partial(_write_dense, spec=spec, config=config))
 
 
 def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def _write_dense(
     weights: dict[str, Tensor],
     preprocessing: dict[str, Any],
     *,
-    plan: Plan,
+    spec: DenseSpec,
     config: Config,
 ) -> None:
-    write_dense(folder, plan, weights, preprocessing=preprocessing, config=config)
+    write_dense(folder, spec, weights, preprocessing=preprocessing, config=config)
 
 
 def check_name(name: str) -> None:

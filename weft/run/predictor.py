@@ -27,7 +27,7 @@ from weft.data.sources.source import Source
 from weft.data.split import load_split
 from weft.engine.device import pick_device, pick_precision
 from weft.errors import WeftError, check_choice, check_positive
-from weft.models.weights.folder import open_model
+from weft.heads.folder import open_model
 from weft.run.predict_dense import DensePredictor
 from weft.tasks.classify.evaluate import Evaluation, nearest_valid
 from weft.tasks.classify.task import EVAL_BATCH

@@ -64,17 +64,8 @@ def write_model(
     _write(model, folder, weights or model.state_dict(), cfg, arguments, classes, {"weft": entry})
 
 
-def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model in a folder, with all of its weights, and the content of config.json."""
-    config = _read_config(folder)
-    if config.get("weft", {}).get("task", "classify") != "classify":
-        from weft.heads.folder import open_dense
-
-        return open_dense(folder, config), config
-    return _build(folder, config), config
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """The content of config.json in the folder of a model, which must be complete."""
     if not folder.is_dir():
         why = "is a file" if folder.exists() else "does not exist"
         raise WeftError(f"{folder} {why}; give a run or model folder.")
@@ -84,7 +75,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]
-        config.get("weft", {}).get("task")
+        config.get("weft", {}).get("head")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise WeftError(f"{folder}/config.json is damaged; expected timm's layout.") from None
     if names and len(names) != count:
@@ -92,8 +83,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
-    """The model with its weights, every one of which must be there and fit."""
+def open_classifier(folder: Path, config: dict[str, Any]) -> nn.Module:
+    """The model that timm makes of `config`, the content of the folder's config.json, with all of its weights."""
     if not timm.is_model(config["architecture"]):
         raise WeftError(f"{folder}/config.json: there is no model {config['architecture']!r}.")
     try:
@@ -101,17 +92,22 @@ def _build(folder: Path, config: dict[str, Any]) -> nn.Module:
     except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeftError(f"{folder}/config.json cannot be built: {why}") from None
+    load_saved(model, folder, f"{config['architecture']}, {config['num_classes']} classes")
+    return model
+
+
+def load_saved(model: nn.Module, folder: Path, made: str) -> None:
+    """Loads the weights of a folder, every one of which must be there and fit the model that config.json `made`."""
     weights, own = load_weights(folder / "model.safetensors"), model.state_dict()
     shapes = [{key: tuple(value.shape) for key, value in tensors.items()} for tensors in (own, weights)]
     odd = sorted(key for key in {*own, *weights} if shapes[0].get(key) != shapes[1].get(key))
     if odd:
         expected, found = (each.get(odd[0], "none") for each in shapes)
         raise WeftError(
-            f"{folder}/model.safetensors does not fit config.json ({config['architecture']}, {config['num_classes']}"
-            f" classes): {len(odd)} tensors differ, such as {odd[0]}: expected {expected}, found {found}."
+            f"{folder}/model.safetensors does not fit config.json ({made}): {len(odd)} tensors differ, such as"
+            f" {odd[0]}: expected {expected}, found {found}."
         )
     model.load_state_dict(weights)
-    return model
 
 
 def _check_savable(model: nn.Module) -> HybridModel:
