@@ -38,9 +38,10 @@ timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `weft models`
 	$(BIN)/python -m weft.catalog.catalog
 
-docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures again (about three minutes)
+docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures and of the code again (about three minutes)
 	$(BIN)/python -m tools.counts
 	$(BIN)/python -m tools.draw
+	$(BIN)/python -m tools.rooms
 
 gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks, OUTLINES="camvid" in place of photographs)
 	@test -n "$(RUNS)" || { echo 'Say which runs: make gallery RUNS="runs/a runs/b"'; exit 2; }

@@ -1,9 +1,9 @@
 """Draws models, as they are and not as somebody remembers them: one SVG per model, read off the live modules.
 
-    python tools/draw.py [MODEL ...] [--out docs/pictures]
+    python -m tools.draw [MODEL ...] [--out docs/pictures]
 
-Without names, every picture that is in the folder is drawn again. On the left the way from the picture to the logits;
-on the right the inside of each kind of block, drawn by `blocks.py`. `flow.py` watches the model.
+Without names, every picture of a model that is in the folder is drawn again. On the left the way from the picture to
+the logits; on the right the inside of each kind of block, drawn by `blocks.py`. `flow.py` watches the model.
 """
 
 from __future__ import annotations
@@ -339,7 +339,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "pictures")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.models or sorted(path.stem for path in args.out.glob("*.svg")):
+    drawn = sorted(path.stem for path in args.out.glob("*.svg") if timm.is_model(path.stem))
+    for name in args.models or drawn:
         path = args.out / f"{name}.svg"
         path.write_text(draw(name), encoding="utf-8")
         print(f"Wrote {path}")

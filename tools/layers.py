@@ -19,18 +19,39 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parents[1] / "weft"
 FACADE = "weft"  # weft/__init__.py: the names for users, which nothing inside imports
 
-LAYERS: tuple[tuple[str, ...], ...] = (  # lowest first
-    ("errors", "files", "version"),
-    ("config",),
-    ("kernels", "data", "models"),
-    ("heads", "fast", "catalog"),
-    ("report",),
-    ("tasks",),
-    ("explain", "engine"),  # explain is below run, since `Predictor.explain` is a method of run's Predictor
-    ("run",),
-    ("study",),
-    ("cli",),
-    (FACADE, "__main__", "analysis"),
+# Lowest first; each room with the words that pictures and tables have for it.
+LAYERS: tuple[dict[str, str], ...] = (
+    {
+        "errors": "bad input, told in one line",
+        "files": "files that are whole or not there",
+        "version": "which Weft this is",
+    },
+    {"config": "every setting, typed and checked"},
+    {
+        "kernels": "operations in Triton, each with a plain reference",
+        "data": "pictures, labels, masks, boxes: read, check, split, augment",
+        "models": "the papers' networks in plain PyTorch, and their weights",
+    },
+    {
+        "heads": "features into classes of pixels, or objects",
+        "fast": "fused forms of the models' blocks; recorded launches",
+        "catalog": "costs of models, and what the papers report",
+    },
+    {"report": "pages, charts, overlays, numbers as text"},
+    {"tasks": "classify, segment, detect: loss, metrics, prediction, report"},
+    # Below run, since `Predictor.explain` is a method of run's Predictor.
+    {
+        "explain": "attention, saliency, tokens, receptive fields",
+        "engine": "the training loop, optimisers, exact resume",
+    },
+    {"run": "one training from data to report; folders that predict"},
+    {"study": "many short trainings that are compared; speed"},
+    {"cli": "the command line"},
+    {
+        FACADE: "`import weft`: the names for users",
+        "__main__": "`python -m weft`",
+        "analysis": "the former name of explain",
+    },
 )
 
 # Calls whose first argument is a module, so that even a bare "weft" or ".name" in them is one.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 if TYPE_CHECKING:
-    from flow import Node
+    from tools.flow import Node
 
 KINDS = {  # told apart by people with any kind of colour vision, and never the only sign
     "convolution": "#2F7FB8",
@@ -196,7 +196,9 @@ class Sheet:
         if class_token:
             self.line([(x, y + 16), (x + 26, y + 16)], CLASS_TOKEN, dash=True)
             self.text(x + 32, y + 20, "class token", 12, GREY)
-        high = y + 48
+        return self.svg(wide, y + 48)
+
+    def svg(self, wide: float, high: float) -> str:
         body = "\n".join(entry for layer in self.layers for entry in layer)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(wide)}" height="{_n(high)}"'
