@@ -270,7 +270,7 @@ def test_a_segmenter_is_asked_for_more_than_the_background(parts, answer, run):
         def forward(self, x):
             return {"out": nn.functional.one_hot(given, 3).T.reshape(1, 3, 2, 5).float()}
 
-    subject = replace(open_subject(str(run), "cpu"), model=Fixed(), classes=["background", "a", "b"], task="segment")
+    subject = replace(open_subject(str(run), "cpu"), model=Fixed(), classes=["background", "a", "b"], per_pixel=True)
     found = _answers(subject, torch.zeros(1, 3, 2, 5))
     assert found is not None
     classes, shares = found

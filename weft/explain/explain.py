@@ -59,7 +59,9 @@ class Subject:
     model: nn.Module  # of a detector the backbone
     preprocessing: Preprocessing
     classes: list[str]
-    task: str = "classify"
+    task: str = "classify"  # as explain.json has it
+    scores_classes: bool = True  # False: it gives features alone, as a detector's backbone does
+    per_pixel: bool = False  # classes are scored for each pixel, {"out": (B, K, h, w)}; else for the picture, (B, K)
     multilabel: bool = False
     trained: bool = True
     asked: int | None = None  # the class whose Grad-CAM is wanted; None: of each picture the likeliest
@@ -67,6 +69,11 @@ class Subject:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def per_picture(self) -> bool:
+        """Whether classes are scored for the picture as a whole."""
+        return self.scores_classes and not self.per_pixel
 
     def see(self, pictures: Tensor) -> Tensor:
         """(B, C, h, w) of `Read` as the model takes them, on its device: of one batch at a time, to save memory."""
@@ -213,7 +220,7 @@ def _joined(one: Read, other: Read) -> Read:
 def label_of(subject: Subject, name: str) -> int:
     """The class that the folder of a picture names, which may itself have a / in it; -1: none."""
     folder = os.path.dirname(name.replace("\\", "/"))
-    fitting = [c for c in subject.classes if f"/{folder}".endswith(f"/{c}")] if subject.task == "classify" else []
+    fitting = [c for c in subject.classes if f"/{folder}".endswith(f"/{c}")] if subject.per_picture else []
     return subject.classes.index(max(fitting, key=len)) if fitting else -1
 
 
@@ -264,7 +271,7 @@ def explain(
 def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The steps of the work, each of which adds to the explanation, and the part that each belongs to."""
     subject, notes, model = explanation.subject, explanation.notes, explanation.subject.model
-    if subject.task == "detect":
+    if not subject.scores_classes:
         notes.append("Grad-CAM asks for one score of a picture, which a detector does not have.")
     elif not explanation.layers:
         explanation.layers = _or_note(explanation, lambda: [_default_cam(subject, reads[0])]) or []
@@ -318,7 +325,7 @@ def _steps(explanation: Explanation, reads: list[Read]) -> Iterator[tuple[str, C
         yield "similarity of layers", similarity
     else:
         notes.append(f"The similarity of layers needs at least {FEWEST} pictures of one size.")
-    if subject.task == "classify" and not subject.multilabel:
+    if subject.per_picture and not subject.multilabel:
         yield "robustness to scale and shift", robust
     else:
         notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
@@ -360,7 +367,7 @@ def views(explanation: Explanation, read: Read, x: Tensor, found: list[Any]) -> 
         view = View(name, visible(read.pictures[i], brighten=True), truth=subject.classes[label] if label >= 0 else "")
         if classes is not None and sureness is not None:
             view.answer, view.sureness = subject.classes[int(classes[i])], float(sureness[i])
-            view.of_pixels = subject.task == "segment"
+            view.of_pixels = subject.per_pixel
         view.cams = {layer: _to_one(cam[i]) for layer, cam in cams.items()}
         view.rollout = None if rolled is None else rolled[i].numpy()
         if len(explanation.views) + i < CLOSELY:
@@ -377,10 +384,10 @@ def _answers(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor] | None:
 
     The background is asked for where there is nothing else. Where a class was asked for it is that one.
     """
-    if subject.task == "detect":
+    if not subject.scores_classes:
         return None
     answer, asked = subject.model(x), subject.asked
-    if subject.task == "segment":
+    if subject.per_pixel:
         given = answer["out"].argmax(dim=1).flatten(1)  # (B, h * w)
         parts = F.one_hot(given, answer["out"].shape[1]).double().mean(dim=1)  # (B, K)
         plain = torch.zeros_like(parts[0]).index_fill(0, torch.tensor(background(subject.classes), dtype=torch.long), 1)

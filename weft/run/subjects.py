@@ -23,6 +23,11 @@ from weft.run.predict_dense import DensePredictor
 from weft.run.predictor import Predictor, load, timms_preprocessing
 
 SEED = 0  # of random weights
+OUTPUTS = {  # of the tasks' models: whether they score classes, and whether for each pixel
+    "classify": dict(scores_classes=True, per_pixel=False),
+    "segment": dict(scores_classes=True, per_pixel=True),
+    "detect": dict(scores_classes=False, per_pixel=False),
+}
 LIKE_PICTURES = "put the masks into folders of the same names as the pictures"
 
 
@@ -76,7 +81,7 @@ def explain_subjects(
 
 def asked_for(subject: Subject, name: str) -> Subject:
     """The subject, whose Grad-CAM is to be that of a class."""
-    if subject.task == "detect":
+    if not subject.scores_classes:
         raise WeftError("Grad-CAM of a class is shown of classifiers and segmenters, not of detectors.")
     if name not in subject.classes:
         near = did_you_mean(name, subject.classes) or f" It has {', '.join(subject.classes[:3])} and others."
@@ -148,7 +153,7 @@ def open_subject(run: str, device: str = "auto", like: Subject | None = None) ->
     check_name(run)
     sized = like is not None and like.preprocessing.crop_mode != "fit" and takes_size(run)
     args = {"img_size": like.preprocessing.size} if like is not None and sized else {}
-    classes = like.classes if like is not None and like.task == "classify" else [f"class {i}" for i in range(1000)]
+    classes = like.classes if like is not None and like.per_picture else [f"class {i}" for i in range(1000)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = create(run, args, len(classes), like.preprocessing.channels if like else 3, pretrained=False)
@@ -158,14 +163,15 @@ def open_subject(run: str, device: str = "auto", like: Subject | None = None) ->
 
 
 def subject_of(predictor: Predictor | DensePredictor) -> Subject:
-    """What `weft.load` opened; of a detector its backbone."""
+    """A model that `weft.load` opened; of a detector its backbone."""
     model: Any = predictor.model
     task, multilabel = "classify", False
     if isinstance(predictor, DensePredictor):
         task = predictor.task.name
-        model = model.backbone if task == "detect" else model
+        model = model if OUTPUTS[task]["scores_classes"] else model.backbone
     else:
         multilabel = predictor.multilabel
     trunk: Any = trunk_of(model)
     name = getattr(trunk, "pretrained_cfg", {}).get("architecture") or type(trunk).__name__
-    return Subject(name, model, predictor.preprocessing, list(predictor.classes), task, multilabel)
+    classes = list(predictor.classes)
+    return Subject(name, model, predictor.preprocessing, classes, task, multilabel=multilabel, **OUTPUTS[task])
