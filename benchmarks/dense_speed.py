@@ -20,7 +20,7 @@ import torch
 import weft  # noqa: F401  registers the models
 from weft.catalog.cost import count_macs
 from weft.config import Config, override
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.engine.optim import make_optimizer
 from weft.heads.folder import DenseSpec, build_dense
 from weft.tasks.registry import make_task

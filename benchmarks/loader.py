@@ -27,8 +27,9 @@ from timm.data import ImageDataset, auto_augment, create_loader
 
 from weft.config import AugmentConfig
 from weft.data.augment.ops import posterize
-from weft.data.augment.transforms import Augmentation, Preprocessing
+from weft.data.augment.picture import Augmentation
 from weft.data.loader import train_batches
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
 

@@ -19,8 +19,9 @@ from tests.helpers.small_runs import make_pictures, tiny_run
 from weft import WeftError
 from weft.config import AugmentConfig, Config
 from weft.data.augment.device_policy import KERNELS, DevicePolicy, Step, fits, perform
-from weft.data.augment.transforms import Augmentation, Preprocessing, to_pillow
+from weft.data.augment.picture import Augmentation
 from weft.data.demo import fashion_mnist
+from weft.data.preprocessing import Preprocessing, to_pillow
 from weft.data.read import MAX_PIXELS
 from weft.run import session
 from weft.run.choose import fill

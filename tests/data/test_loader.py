@@ -15,8 +15,9 @@ import torch
 from tests.helpers.places import ROOT
 from weft.config import AugmentConfig
 from weft.data import loader
-from weft.data.augment.transforms import Augmentation, Preprocessing
+from weft.data.augment.picture import Augmentation
 from weft.data.loader import Batch, check_shared_memory, eval_batches, train_batches
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
 from weft.errors import WeftError

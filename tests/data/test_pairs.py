@@ -28,9 +28,9 @@ from weft.data.augment.pairs import (
     distort,
     varied,
 )
-from weft.data.augment.transforms import Preprocessing
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import draw, encode
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS, BadPicture, Opened, header
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -17,7 +17,8 @@ from tests.helpers.places import DATA
 from weft.config import AugmentConfig
 from weft.data.augment.mix import BatchAugmentation, cut_box, erased_box
 from weft.data.augment.ops import TENSOR_OPS
-from weft.data.augment.transforms import Augmentation, Preprocessing, random_box, resize, to_channels_first
+from weft.data.augment.picture import Augmentation, random_box
+from weft.data.preprocessing import Preprocessing, resize, to_channels_first
 from weft.data.read import MAX_PIXELS, BadPicture
 from weft.errors import WeftError
 

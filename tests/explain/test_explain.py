@@ -16,8 +16,8 @@ from torch import nn
 import weft
 from tests.helpers.small_runs import dense, make_pictures, make_squares, refused, tiny_run
 from tools import gallery
-from weft.data.augment.transforms import Preprocessing
 from weft.data.given import Found
+from weft.data.preprocessing import Preprocessing
 from weft.explain import AttentionNumbers, Measure, Similarity
 from weft.explain.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
 from weft.explain.explain import (

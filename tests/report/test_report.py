@@ -17,8 +17,8 @@ from sklearn import metrics as sk
 
 import weft
 from weft.config import Config, DataConfig, override
-from weft.data.augment.transforms import Preprocessing
 from weft.data.check.check import DataReport, Problem, check
+from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_source
 from weft.data.split import make_split
 from weft.report.charts import line_chart, nice_ticks

@@ -15,9 +15,9 @@ from PIL import Image
 
 from tests.report.test_report import HOSTILE, Page, data_report, tile
 from weft.config import Config, override
-from weft.data.augment.transforms import Preprocessing
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import encode
+from weft.data.preprocessing import Preprocessing
 from weft.report.album import SIDE, fitted, nearest, resized
 from weft.report.overlay import IGNORE, paint_mask, palette
 from weft.report.run import write_report

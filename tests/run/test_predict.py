@@ -15,8 +15,8 @@ from PIL import Image
 import weft
 from tests.conftest import randomise
 from weft.config import Config, override, to_yaml
-from weft.data.augment.transforms import Preprocessing
 from weft.data.loader import eval_batches
+from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_source
 from weft.data.split import load_split, make_split, save_split
 from weft.errors import WeftError

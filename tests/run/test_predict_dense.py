@@ -12,9 +12,9 @@ from PIL import Image
 import weft
 from tests.conftest import randomise
 from weft.config import Config, override, to_yaml
-from weft.data.augment.transforms import Preprocessing
 from weft.data.boxes.objects import Objects
 from weft.data.given import Found
+from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Files, Names, Source
 from weft.data.split import Split, save_split
 from weft.errors import WeftError

@@ -19,10 +19,10 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 import weft
 from weft.config import Config, override
-from weft.data.augment.transforms import Preprocessing
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import draw, encode
 from weft.data.loader import Batch
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.heads.rcnn import make_detector
 from weft.tasks.detect.coco import Found, Precision, pasted, restore, run_lengths

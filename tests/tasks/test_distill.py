@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.conftest import randomise
 from weft.config import LossConfig
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
 from weft.tasks.classify.distill import Distillation

@@ -16,9 +16,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from weft.config import Config, LossConfig, override
-from weft.data.augment.transforms import Preprocessing
 from weft.data.loader import Batch
 from weft.data.masks.values import IGNORE
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture
 from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Names, Source

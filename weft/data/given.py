@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from weft.data.augment.transforms import Preprocessing
+    from weft.data.preprocessing import Preprocessing
 
 MANY = 500
 WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
@@ -45,7 +45,7 @@ class Found:
 
 def look(file: Any, preprocessing: "Preprocessing") -> np.ndarray:
     """(H, W, 1 or 3) uint8: a picture at its own size for human eyes, dark ones brightened; raises BadPicture."""
-    from weft.data.augment.transforms import to_channels_first
+    from weft.data.preprocessing import to_channels_first
     from weft.report.overlay import visible
 
     pixels = decode(file, channels=preprocessing.channels, max_pixels=preprocessing.max_pixels)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from weft.data.augment.pairs import align
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, Plan
 from weft.errors import WeftError

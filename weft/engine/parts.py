@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import Plan
 from weft.data.sources.source import Source
 from weft.data.split import Split

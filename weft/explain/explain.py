@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.data.augment.transforms import Preprocessing
 from weft.data.check.findings import many
 from weft.data.masks.values import read_raw, upright
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, header
 from weft.errors import WeftError
 from weft.explain import (

@@ -10,7 +10,7 @@ from weft.data.read import BadPicture
 from weft.report.page import data_uri
 
 if TYPE_CHECKING:
-    from weft.data.augment.transforms import Preprocessing
+    from weft.data.preprocessing import Preprocessing
     from weft.data.sources.source import Source
     from weft.data.split import Split
 

@@ -24,9 +24,9 @@ from weft.report.charts import Chart, Point, line_chart
 from weft.report.page import render
 
 if TYPE_CHECKING:
-    from weft.data.augment.transforms import Preprocessing
     from weft.data.check.check import DataReport
     from weft.data.loader import Batch
+    from weft.data.preprocessing import Preprocessing
     from weft.data.sources.source import Source
     from weft.data.split import Split
 

@@ -16,8 +16,8 @@ import torch
 
 from weft.config import Config
 from weft.data.augment.device_policy import fits
-from weft.data.augment.transforms import Preprocessing
 from weft.data.check.check import DataReport
+from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture
 from weft.data.sources.source import Source
 from weft.errors import WeftError

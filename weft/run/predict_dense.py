@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.data.augment.transforms import Preprocessing
 from weft.data.given import Found, Progress, fast_for_many, reading_workers
 from weft.data.loader import Batch, eval_batches
+from weft.data.preprocessing import Preprocessing
 from weft.errors import check_positive
 from weft.tasks.task import Task
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config, DataConfig, override, read_yaml
-from weft.data.augment.transforms import Preprocessing
 from weft.data.given import Found, Progress, fast_for_many, reading_workers
 from weft.data.loader import Batch, eval_batches
+from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_configured
 from weft.data.sources.renamed import in_classes, relabelled
 from weft.data.sources.source import Source

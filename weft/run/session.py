@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from weft.config import Config, override, read_yaml, to_yaml
-from weft.data.augment.transforms import Preprocessing
 from weft.data.check.amounts import count_pixels, object_sizes
 from weft.data.check.check import DataReport, check
 from weft.data.loader import check_shared_memory
+from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import Plan
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source, fingerprint

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.config import Config
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.tasks.task import Task
 
 HEADS = {"classify": ("linear",), "segment": ("fpn", "vt-fpn", "upernet"), "detect": ("mask-rcnn", "faster-rcnn")}

@@ -19,7 +19,9 @@ from timm.data import auto_augment
 from torch import Tensor
 
 from weft.config import AugmentConfig
-from weft.data.augment.transforms import Preprocessing, Uniform, drawing_from, policy_settings, timm_policy
+from weft.data.augment.picture import drawing_from
+from weft.data.augment.policies import Uniform, policy_settings, timm_policy
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 
 Kernel = Callable[[Tensor, Tensor], Tensor]  # (G, C, h, w) pictures and (G, n) parameters to pictures, all uint8

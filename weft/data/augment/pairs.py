@@ -15,19 +15,11 @@ import torch
 from torch import Tensor
 
 from weft.config import AugmentConfig
-from weft.data.augment.transforms import (
-    Box,
-    Preprocessing,
-    cropped,
-    drawing_from,
-    fit,
-    resize,
-    to_channels_first,
-    to_tensor,
-)
+from weft.data.augment.picture import Box, cropped, drawing_from
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import box_of, draw, encode
 from weft.data.masks.values import IGNORE, upright
+from weft.data.preprocessing import Preprocessing, fit, resize, to_channels_first, to_tensor
 from weft.data.read import BadPicture, Header, Opened, Picture
 
 DRAWS = 10  # of a window, until no class fills too much of it

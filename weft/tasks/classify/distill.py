@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.config import LossConfig
-from weft.data.augment.transforms import Preprocessing
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError, did_you_mean
 from weft.run.predictor import Predictor, load, timms_preprocessing
 

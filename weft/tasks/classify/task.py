@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from weft.config import Balance, Config, LossConfig
 from weft.data.augment.device_policy import DevicePolicy
 from weft.data.augment.mix import BatchAugmentation
-from weft.data.augment.transforms import Augmentation, Preprocessing
+from weft.data.augment.picture import Augmentation
 from weft.data.loader import Batch
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 
 Loss = Callable[[Tensor, Tensor, float], Tensor]

@@ -14,8 +14,8 @@ from weft.report.run import History, counts, curves, percent
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weft.data.augment.transforms import Preprocessing
     from weft.data.loader import Batch
+    from weft.data.preprocessing import Preprocessing
     from weft.data.sources.source import Source
     from weft.data.split import Split
     from weft.tasks.detect.evaluate import DetectEvaluation

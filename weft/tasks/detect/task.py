@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.config import Config
-from weft.data.augment.transforms import Preprocessing
 from weft.data.boxes.objects import Objects
 from weft.data.loader import Batch
+from weft.data.preprocessing import Preprocessing
 from weft.tasks.detect.coco import Found, Kind, Precision, restore
 from weft.tasks.task import to_device
 

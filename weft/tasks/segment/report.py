@@ -13,9 +13,9 @@ from weft.report.page import data_uri
 from weft.report.run import History, curves
 
 if TYPE_CHECKING:
-    from weft.data.augment.transforms import Preprocessing
     from weft.data.check.check import DataReport
     from weft.data.loader import Batch
+    from weft.data.preprocessing import Preprocessing
     from weft.data.sources.source import Source
     from weft.data.split import Split
     from weft.run.predict_dense import DensePredictor

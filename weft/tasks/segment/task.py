@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.augment.pairs import SegmentAugmentation
-from weft.data.augment.transforms import Preprocessing
 from weft.data.loader import Batch
 from weft.data.masks.values import IGNORE
+from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.tasks.classify.task import mean_over
 from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
