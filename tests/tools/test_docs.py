@@ -87,6 +87,20 @@ def test_links_lead_somewhere(page):
             assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
 
 
+def test_index_leads_to_every_page():
+    """And docs/ holds pages only, and what they show."""
+    named = {*re.findall(r"\]\((\w+\.md)[)#]", (DOCS / "index.md").read_text())}
+    assert named == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    assert {path.name for path in DOCS.iterdir()} == {*named, "index.md", "pictures"}
+
+
+def test_every_picture_is_shown():
+    shown = {
+        (page.parent / found).resolve() for page in PAGES for found in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    }
+    assert {path.resolve() for path in (DOCS / "pictures").rglob("*") if path.is_file()} <= shown
+
+
 def commands(text: str) -> Iterator[list[str]]:
     """The arguments of every `weft ...` in code blocks and in sentences, without the remark behind it."""
     text = re.sub(r"\$\w+", "0", text.replace("\\\n", " "))  # lines that go on are one; variables are numbers here
