@@ -1,21 +1,34 @@
 """The linear attention of the Performer, which torch computes in some twenty passes over float32 tokens."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.kernels.ops.op import define
-from weft.models.performer import performer_attention
 
 WIDEST = 128  # channels of which a program can hold context and matrix
 SPLITS = 4  # programs that share the tokens of a picture
 
 
 def plain_performer(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin: `performer_attention` over (B, N, 3C) tokens that hold k, q and v side by side; and v."""
-    k, q, v = kqv.chunk(3, dim=-1)
-    return performer_attention(q, k, v, w), v
+    """The twin, over (B, N, 3C) tokens that hold k, q and v side by side; and v.
+
+    y = phi(q) (sum_t phi(k_t)^T v_t) / (phi(q) sum_t phi(k_t) + 1e-8) with phi(u) = exp(w u - |u|^2 / 2) / sqrt(m) for
+    a fixed (m, C) matrix w. Features may leave the range of float32, so all of them stay logarithms until a softmax.
+    """
+    wide = torch.promote_types(kqv.dtype, torch.float32)
+    with torch.autocast(kqv.device.type, enabled=False):
+        k, q, v = kqv.to(wide).chunk(3, dim=-1)
+        matrix = w.to(wide).t().expand(len(kqv), -1, -1)  # (B, C, m)
+        keys = torch.baddbmm(k.square().sum(2, keepdim=True), k, matrix, beta=-0.5)  # (B, N, m): log phi(k)
+        shares = keys.log_softmax(1)  # of the tokens in each feature
+        totals = keys[:, :1] - shares[:, :1]  # (B, 1, m): log sum_t phi(k_t)
+        epsilon = q.square().sum(2, keepdim=True) / 2 + math.log(1e-8 * len(w))  # (B, N, 1): one feature more
+        queries = torch.cat([torch.baddbmm(totals, q, matrix), epsilon], dim=2).softmax(2)  # (B, N, m + 1)
+        y = queries[:, :, :-1] @ (shares.exp().transpose(1, 2) @ v)
+    return y.to(kqv.dtype), kqv[:, :, 2 * w.shape[1] :]
 
 
 def outputs(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
