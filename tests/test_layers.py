@@ -17,7 +17,6 @@ BEING_MENDED = {
     ("weft/kernels/ops/activation.py", "models"),
     ("weft/kernels/ops/performer.py", "models"),
     ("weft/kernels/ops/window_attention.py", "models"),
-    ("weft/models/weights/folder.py", "heads"),
     ("weft/report/run.py", "engine"),
     ("weft/report/run.py", "tasks"),
     ("weft/report/text.py", "run"),

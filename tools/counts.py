@@ -7,7 +7,7 @@ import timm
 
 import weft  # noqa: F401  registers the models
 from weft.catalog.cost import count_macs_by_kind, count_parameters
-from weft.catalog.papers import PAPERS, Paper, Row
+from weft.catalog.papers import PAPERS, Paper, PaperRow
 from weft.heads import make_segmenter
 
 PAGE = Path(__file__).parents[1] / "docs" / "counts.md"
@@ -21,7 +21,7 @@ convolutions, linear layers and all other matrix products; norms, activations an
 COLUMNS = "| table | row | switches | pixels | parameters | paper | difference | MACs | paper | difference |"
 
 
-def count(row: Row) -> tuple[int, int, int]:
+def count(row: PaperRow) -> tuple[int, int, int]:
     """Parameters, MACs, and MACs without the products of attention."""
     model = timm.create_model(row.model, device="meta", num_classes=0 if row.head else row.classes, **row.switches)
     if row.head:
@@ -30,7 +30,7 @@ def count(row: Row) -> tuple[int, int, int]:
     return count_parameters(model), layers + attention, layers
 
 
-def line(paper: Paper, row: Row, parameters: int, macs: int, macs_of_layers: int) -> str:
+def line(paper: Paper, row: PaperRow, parameters: int, macs: int, macs_of_layers: int) -> str:
     """A row of the page. MACs are counted as the paper does it, and with attention behind a slash if it does not."""
     counts_attention = paper.counts_attention or row.note == "attention counted"
     compared = macs if counts_attention else macs_of_layers

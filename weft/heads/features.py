@@ -28,8 +28,8 @@ TRIAL = (128, 160)  # height and width of the picture that shows what a model do
 ANY_SIZE: tuple[dict[str, Any], ...] = (  # how timm's models of one size are made for all
     {},
     dict(dynamic_img_size=True, dynamic_img_pad=True),  # ViT
+    dict(strict_img_size=False),  # Swin, which in newer versions of timm takes the next one for the same
     dict(dynamic_img_size=True),
-    dict(strict_img_size=False),  # Swin
 )
 
 

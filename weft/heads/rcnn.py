@@ -105,7 +105,7 @@ def _built(features: Features, head: str, classes: int, args: RCNNArgs, test: Te
         box_detections_per_img=test.detections,
         box_batch_size_per_image=args.roi_samples,
     )
-    pyramid = Pyramid(features, width, norm)
+    pyramid = FeaturePyramid(features, width, norm)
     if head == "faster-rcnn":
         detector: GeneralizedRCNN = FasterRCNN(pyramid, **settings)
     else:
@@ -135,7 +135,7 @@ def _in_float32(module: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_in_float32(module, inputs, output) for output in outputs)
 
 
-class Pyramid(nn.Module):
+class FeaturePyramid(nn.Module):
     """The backbone's features as maps of one width: {"0" to "3": strides 4 to 32, "pool": 64}."""
 
     def __init__(self, body: Features, channels: int, norm: Any = None) -> None:
