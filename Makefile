@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
 
-.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog docs gallery bench bench-loader pictures-given bench-gpu clean
+.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog dist docs gallery bench bench-loader pictures-given bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,10 @@ timm-tests: $(INSTALLED) ## fetch timm's own test file for the installed version
 catalog: $(INSTALLED) ## count parameters and MACs of all models again, for `weft models`
 	$(BIN)/python -m weft.catalog.catalog
 
+dist: $(INSTALLED) ## build the sdist and, from it, the wheel, into dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
 docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures and of the code again (about three minutes)
 	$(BIN)/python -m tools.counts
 	$(BIN)/python -m tools.draw
@@ -61,7 +65,7 @@ bench-gpu: $(INSTALLED) ## all models next to their peers on this GPU, and the t
 	$(BIN)/python -m tools.performance
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) demo .cache .pytest_cache .ruff_cache build dist *.egg-info
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Weft needs Python 3.11 or newer; set PYTHON=...")'

@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator
+from datetime import date
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_index_leads_to_every_page():
     named = {*re.findall(r"\]\((\w+\.md)[)#]", (DOCS / "index.md").read_text())}
     assert named == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
     assert {path.name for path in DOCS.iterdir()} == {*named, "index.md", "pictures"}
+
+
+def test_changelog_has_this_version():
+    """A place for what comes next, then dated versions, the newest of them this one, each once and in order."""
+    first, *rest = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert first == "Unreleased"
+    found = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+) \((\d{4}-\d\d-\d\d)\)", title) for title in rest]
+    numbers = [tuple(map(int, match.groups()[:3])) for match in found if match]
+    dates = [date.fromisoformat(match[4]) for match in found if match]
+    assert len(numbers) == len(rest) > 0
+    assert numbers == sorted({*numbers}, reverse=True)
+    assert dates == sorted(dates, reverse=True)
+    assert ".".join(map(str, numbers[0])) == weft.__version__
 
 
 def test_every_picture_is_shown():
