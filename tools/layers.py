@@ -25,6 +25,7 @@ LAYERS: tuple[dict[str, str], ...] = (
         "errors": "bad input, told in one line",
         "files": "files that are whole or not there",
         "version": "which Weft this is",
+        "words": "names and counts in messages",
     },
     {"config": "every setting, typed and checked"},
     {

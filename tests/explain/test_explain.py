@@ -16,7 +16,7 @@ from torch import nn
 import weft
 from tests.helpers.small_runs import dense, make_pictures, make_squares, refused, tiny_run
 from tools import gallery
-from weft.data.given import Found
+from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
 from weft.explain import AttentionNumbers, Measure, Similarity
 from weft.explain.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
@@ -172,7 +172,7 @@ def test_a_name_is_a_model_with_random_weights(pictures):
     again = open_subject("vt_resnet_nano", "cpu")
     for one, other in zip(subject.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)  # the same ones every time
-    explanation = explain(subject, Found(str(pictures / "class 0" / "0.png")))
+    explanation = explain(subject, GivenPictures(str(pictures / "class 0" / "0.png")))
     found = exhibits([explanation])
     tokens = next(exhibit for exhibit in found if exhibit.kind == "tokens")
     assert [name for name, _ in tokens.rows] == ["vt.0\nmade of", "vt.0\nmeets", "vt.1\nmade of", "vt.1\nmeets"]
@@ -194,7 +194,7 @@ class Plain(nn.Module):
 
 def test_what_a_model_does_not_offer_becomes_a_note(run, pictures):
     subject = replace(open_subject(str(run), "cpu"), model=Plain().eval())
-    explanation = explain(subject, Found(str(pictures)))
+    explanation = explain(subject, GivenPictures(str(pictures)))
     assert explanation.robustness
     assert (explanation.layers, explanation.fields, explanation.similarity) == ([], [], None)
     assert sum("Plain does not say which of its layers give maps" in note for note in explanation.notes) == 1
@@ -222,7 +222,7 @@ def test_one_batch_at_a_time_is_on_the_device(run, pictures, monkeypatch):
         return y
 
     monkeypatch.setattr(Preprocessing, "normalise", normalise)
-    explain(open_subject(str(run), "cpu"), Found(str(pictures)))
+    explain(open_subject(str(run), "cpu"), GivenPictures(str(pictures)))
     assert len(most) > 9
     assert max(most) <= 1  # the one before, which a loop still names
 
@@ -240,7 +240,7 @@ def test_a_picture_of_another_size_leaves_the_similarity_to_the_others(tmp_path)
 def test_models_that_see_differently_are_compared_by_what_each_sees(run, pictures):
     one = open_subject(str(run), "cpu")
     other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(32, 32)))
-    found, explanations = Found(str(pictures)), [Explanation(subject, []) for subject in (one, other)]
+    found, explanations = GivenPictures(str(pictures)), [Explanation(subject, []) for subject in (one, other)]
     cross = similarity_between(explanations, found)
     assert cross is not None
     assert cross.n == 12
@@ -257,7 +257,7 @@ def test_models_with_other_pictures_of_one_size_are_not_compared_and_say_so(run,
     one = open_subject(str(run), "cpu")
     other = replace(one, name="other", preprocessing=replace(one.preprocessing, size=(24, 99), crop_mode="fit"))
     explanations = [Explanation(subject, []) for subject in (one, other)]
-    assert similarity_between(explanations, Found(str(tmp_path))) is None
+    assert similarity_between(explanations, GivenPictures(str(tmp_path))) is None
     assert "Its layers are not compared with those of cvt_nano" in explanations[1].notes[-1]
 
 
@@ -283,7 +283,7 @@ def test_grad_cam_is_of_the_class_that_is_asked_for(name, run, pictures):
     model = weft.load(run, "cpu")
     files = [str(pictures / "class 1" / f"{i}.png") for i in range(2)]
     (found,) = model.explain(files, of=name).explanations
-    x = found.subject.see(read_pictures(Found(files), found.subject, None, [], [])[0].pictures)
+    x = found.subject.see(read_pictures(GivenPictures(files), found.subject, None, [], [])[0].pictures)
     wanted = grad_cam(model.model, x, found.layers[0], [model.classes.index(name)] * 2)
     for i, view in enumerate(found.views):
         assert view.answer == name
@@ -324,7 +324,7 @@ def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_p
     left = np.zeros((24, 24), np.uint8)
     left[:, :12] = 7
     Image.fromarray(left).save(tmp_path / "deep" / "0.png")
-    bare, found = [], Found(str(pictures / "class 0"))
+    bare, found = [], GivenPictures(str(pictures / "class 0"))
     read, others = read_pictures(found, subject, find_masks(tmp_path, found.names), [], bare)
     assert read.masks is not None
     assert (len(read.names), len(others.names), others.masks) == (1, 3, None)
@@ -336,7 +336,8 @@ def test_masks_are_found_by_name_and_cut_like_their_picture(run, pictures, tmp_p
 def test_masks_of_equal_names_belong_to_their_folders(run, pictures, tmp_path):
     """Classes number their pictures each from 0 on."""
     save_masks(tmp_path, **{f"{kind}/0": value for kind, value in (("class 0", 255), ("class 1", 0))})
-    found, subject = Found([str(pictures / f"class {i}" / "0.png") for i in range(3)]), open_subject(str(run), "cpu")
+    found = GivenPictures([str(pictures / f"class {i}" / "0.png") for i in range(3)])
+    subject = open_subject(str(run), "cpu")
     read, other = read_pictures(found, subject, find_masks(tmp_path, found.names), [], [])
     assert read.masks is not None
     assert read.masks.float().mean(dim=(1, 2)).tolist() == [1, 0]
@@ -370,7 +371,7 @@ def test_what_is_not_0_in_a_mask_is_foreground_whatever_its_colours(kind, run, t
     subject = open_subject(str(run), "cpu")
     subject = replace(subject, preprocessing=replace(subject.preprocessing, crop_pct=1.0))
     masks = {str(tmp_path / "x.jpg"): tmp_path / "x.png"}
-    (read,) = read_pictures(Found(str(tmp_path / "x.jpg")), subject, masks, [], [])
+    (read,) = read_pictures(GivenPictures(str(tmp_path / "x.jpg")), subject, masks, [], [])
     assert read.masks is not None
     assert read.masks.float().mean().item() == 0.25
 

@@ -162,12 +162,11 @@ def test_any_valid_label_counts(run):
 
 @pytest.mark.parametrize(("least", "fast"), [(4, True), (5, False)])
 def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, least, fast):
-    from weft.data import given as pictures
-    from weft.fast import swap
+    from weft.run import predict_dense
 
     seen = []
-    monkeypatch.setattr(pictures, "WORTH_COMPILING", least)
-    monkeypatch.setattr(swap, "fast_on", lambda model, device: seen.append((model, device.type)))
+    monkeypatch.setattr(predict_dense, "WORTH_COMPILING", least)
+    monkeypatch.setattr(predict_dense, "fast_on", lambda model, device: seen.append((model, device.type)))
     predictor = weft.load(run, device="cpu")
     source = open_source("demo:fashion")
     predictor.predict([source.open(i) for i in range(4)])

@@ -13,7 +13,7 @@ import weft
 from tests.conftest import randomise
 from weft.config import Config, override, to_yaml
 from weft.data.boxes.objects import Objects
-from weft.data.given import Found
+from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Files, Names, Source
 from weft.data.split import Split, save_split
@@ -137,8 +137,8 @@ def test_class_map_is_the_argmax_after_resizing(monkeypatch, at_once):
 
 def test_many_pictures_are_worth_compiling_kernels(segmenter, pictures, monkeypatch):
     seen = []
-    monkeypatch.setattr("weft.data.given.WORTH_COMPILING", 1)
-    monkeypatch.setattr("weft.fast.swap.fast_on", lambda model, device: seen.append(model))
+    monkeypatch.setattr("weft.run.predict_dense.WORTH_COMPILING", 1)
+    monkeypatch.setattr("weft.run.predict_dense.fast_on", lambda model, device: seen.append(model))
     predictor = weft.load(segmenter, device="cpu")
     predictor.predict(pictures)
     source = source_of(pictures, "segment")
@@ -328,5 +328,5 @@ def test_classifiers_have_no_masks(tmp_path, pictures, command):
 
 
 def test_pictures_may_be_arrays_of_any_size():
-    found = Found([np.zeros((5, 7, 3), np.uint8)], "segment")
+    found = GivenPictures([np.zeros((5, 7, 3), np.uint8)], "segment")
     assert (found.names, found.target(0), found.task) == (["picture 0"], None, "segment")

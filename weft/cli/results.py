@@ -183,11 +183,11 @@ def _dense(
     predictor: "DensePredictor", pictures: list[str], out: Path | None, score: float, top: int, **options: Any
 ) -> tuple[dict[str, str], list[str]]:
     """The texts on all pictures, and what is wrong with each; masks and overlays are written on the way."""
-    from weft.data.given import Found
+    from weft.data.given import GivenPictures
     from weft.report import text as show
     from weft.run.results import Writer, coco_rows, shares
 
-    found = Found(pictures, predictor.task.name)
+    found = GivenPictures(pictures, predictor.task.name)
     writer = Writer(out, predictor, found, score) if out is not None else None
     segments, rows, errors = predictor.task.name == "segment", [], []
     for index, prediction in enumerate(predictor.stream(found, 0.0 if writer else score, **options)):

@@ -4,25 +4,17 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from weft.data.read import BadPicture, decode
+from weft.data.read import BadPicture
 from weft.data.sources.source import PICTURE_ENDINGS
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from weft.data.preprocessing import Preprocessing
-
-MANY = 500
-WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
-class Found:
+class GivenPictures:
     """Pictures that somebody named, as the loader wants them."""
 
     multilabel = False
@@ -40,31 +32,7 @@ class Found:
         return self.files[index]
 
     def target(self, index: int) -> None:
-        """What is to be found there is not known."""
-
-
-def look(file: Any, preprocessing: "Preprocessing") -> np.ndarray:
-    """(H, W, 1 or 3) uint8: a picture at its own size for human eyes, dark ones brightened; raises BadPicture."""
-    from weft.data.preprocessing import to_channels_first
-    from weft.report.overlay import visible
-
-    pixels = decode(file, channels=preprocessing.channels, max_pixels=preprocessing.max_pixels)
-    return visible(to_channels_first(pixels, preprocessing.depth), brighten=True)
-
-
-def reading_workers(wanted: int, pictures: int) -> int:
-    """Processes that read: as many as are wanted; -1: where it pays, which is from a few hundred pictures on."""
-    if wanted >= 0:
-        return wanted
-    return min(8, (os.cpu_count() or 1) // 2) if pictures > MANY else 0
-
-
-def fast_for_many(model: "nn.Module", device: "torch.device", pictures: int) -> None:
-    """`weft.fast(model)` on a GPU that is to see so many pictures that it pays."""
-    if pictures >= WORTH_COMPILING:
-        from weft.fast.swap import fast_on
-
-        fast_on(model, device)
+        """Nothing: what the picture shows is not known."""
 
 
 def _find(pictures: Any) -> Iterator[tuple[str, Any]]:

@@ -22,6 +22,7 @@ from weft.data.sampler import Draw, Plan
 from weft.errors import WeftError
 
 PREFETCH = 2  # batches each worker makes ahead
+FEW = 500  # pictures that are read before worker processes have started
 GRACE = 30  # seconds a worker lives on after SIGTERM
 
 
@@ -95,6 +96,13 @@ def eval_batches(
     draws = ([Draw(index, 0) for index in mine[i : i + batch]] for i in range(0, len(mine), batch))
     reader = _Reader(source, preprocessing, None)
     yield from _batches(reader, draws, workers=min(workers, -(-len(mine) // batch)), pin=pin)
+
+
+def reading_workers(wanted: int, pictures: int) -> int:
+    """Processes that read: as many as are wanted; -1: where it pays, which is from a few hundred pictures on."""
+    if wanted >= 0:
+        return wanted
+    return min(8, (os.cpu_count() or 1) // 2) if pictures > FEW else 0
 
 
 def check_shared_memory(batch_bytes: int, workers: int) -> None:

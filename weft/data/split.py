@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from weft.config import DataConfig
-from weft.data.sources.source import Source, fingerprint, some
+from weft.data.sources.source import Source, fingerprint
 from weft.errors import WeftError
 from weft.files import write_text
+from weft.words import some
 
 FORMAT = "weft split 1"
 PARTS = ("train", "val", "test", "unused")

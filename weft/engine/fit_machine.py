@@ -8,11 +8,11 @@ import time
 
 import torch
 
-from weft.data.check.findings import many
 from weft.engine.loop import Trainer, WentWrong
 from weft.engine.parts import is_out_of_memory
 from weft.engine.state import load_tensors, snapshot
 from weft.kernels.tuning.ahead import compile_ahead
+from weft.words import many
 
 CPU_MICRO_BATCH = 128
 SPARE = 0.9  # of the GPU's memory; the rest is for fragments and for what else runs there

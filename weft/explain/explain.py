@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.data.check.findings import many
 from weft.data.masks.values import read_raw, upright
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, header
@@ -38,6 +37,7 @@ from weft.explain.saliency import grad_cam
 from weft.explain.similarity import FEWEST
 from weft.explain.tokens import TokenMaps, token_maps
 from weft.report.overlay import background, visible
+from weft.words import many
 
 BATCH = 8
 MOST = 256  # pictures that the numbers are taken over
@@ -248,7 +248,7 @@ def explain(
     """Everything that applies to this model, and a note on what does not.
 
     Args:
-        found: `weft.data.given.Found`.
+        found: `weft.data.given.GivenPictures`.
         layers: of Grad-CAM; by default the one that `default_layer` knows.
         masks: a file for each picture, by the picture's name.
     """

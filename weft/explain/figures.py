@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.data.check.findings import many
 from weft.explain.exhibits import Exhibit, Lines, Matrix, Panel, Sheet, title
 from weft.explain.explain import Progress
 from weft.explain.heat import COLOURS
 from weft.report.figures import INKS, new_figure, plots, write_figure
+from weft.words import many
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

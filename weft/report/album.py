@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.data.given import look
 from weft.data.read import BadPicture
+from weft.report.overlay import read_visible
 from weft.report.page import data_uri
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Album:
         """The panels of a picture; a single one without a picture where its file has gone since."""
         try:
             position = self.where[self.names[row]]
-            painted = self.panels(row, look(self.source.open(position), self.preprocessing), position)
+            painted = self.panels(row, read_visible(self.source.open(position), self.preprocessing), position)
         except (KeyError, BadPicture, OSError):
             return [("picture", "")]
         return [(title, data_uri(picture, SIDE)) for title, picture in painted.items()]

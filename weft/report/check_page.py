@@ -8,7 +8,8 @@ from weft.data.check.scan import viewable
 from weft.data.read import BadPicture, decode, header
 from weft.data.sources.source import Source
 from weft.files import write_text
-from weft.report.page import clean, data_uri, render
+from weft.report.page import data_uri, render
+from weft.words import clean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.data.masks.values import IGNORE
+from weft.data.preprocessing import Preprocessing, to_channels_first
+from weft.data.read import Picture, decode
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-from weft.data.masks.values import IGNORE
 
 ALPHA = 0.5  # of a colour over a picture
 DARK, DARKEST = 128, 32  # a picture without brighter pixels is brightened, but never so much that black noise is white
@@ -111,6 +113,12 @@ def visible(picture: "Tensor", *, brighten: bool = False) -> np.ndarray:
     pixels = np.nan_to_num(pixels.astype(np.float32))
     low, high = np.percentile(pixels, (1, 99), axis=(0, 1) if channels > 4 else None)  # bands: each by itself
     return (255 * ((pixels - low) / np.maximum(high - low, 1e-6)).clip(0, 1)).round().astype(np.uint8)
+
+
+def read_visible(file: Picture, preprocessing: Preprocessing) -> np.ndarray:
+    """(H, W, 1 or 3) uint8: a picture at its own size for human eyes, dark ones brightened; raises BadPicture."""
+    pixels = decode(file, channels=preprocessing.channels, max_pixels=preprocessing.max_pixels)
+    return visible(to_channels_first(pixels, preprocessing.depth), brighten=True)
 
 
 def paint_mask(

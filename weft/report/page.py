@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.version import __version__
+from weft.words import clean
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,8 +40,3 @@ def data_uri(picture: "np.ndarray | Image.Image", side: int = 160) -> str:
         picture.convert("RGB").save(file, "WEBP", quality=80)
     kind = "png" if max(picture.size) <= 64 else "webp"
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def clean(text: str) -> str:
-    """`text` without characters that end the line, move the cursor or turn the direction of writing."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

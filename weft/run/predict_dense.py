@@ -8,16 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.data.given import Found, Progress, fast_for_many, reading_workers
-from weft.data.loader import Batch, eval_batches
+from weft.data.given import GivenPictures, Progress
+from weft.data.loader import Batch, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
 from weft.errors import check_positive
+from weft.fast.swap import fast_on
 from weft.tasks.task import Task
 
 if TYPE_CHECKING:
     from weft.run.subjects import Explained
 
 CHUNK = 2**26  # numbers that exist at once while answers are brought to a picture's size
+WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
 SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
 
 
@@ -56,6 +58,12 @@ class ObjectPrediction:
         return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], shapes=shapes)
 
 
+def fast_for_many(model: nn.Module, device: torch.device, pictures: int) -> None:
+    """`weft.fast(model)` on a GPU that is to see so many pictures that it pays."""
+    if pictures >= WORTH_COMPILING:
+        fast_on(model, device)
+
+
 class DensePredictor:
     """A model that segments or detects, with all that is needed to use it."""
 
@@ -78,7 +86,7 @@ class DensePredictor:
         (H, W, C) array, or a list of these. One that cannot be read has an `error`; the others are not touched by
         that. `score`: objects that the model is less sure of are left out.
         """
-        return list(self.stream(Found(pictures, self.task.name), score, batch, workers, progress))
+        return list(self.stream(GivenPictures(pictures, self.task.name), score, batch, workers, progress))
 
     def explain(self, pictures: Any, **options: Any) -> "Explained":
         """What of `Predictor.explain` applies, with the same options."""
@@ -88,7 +96,12 @@ class DensePredictor:
 
     @torch.no_grad()
     def stream(
-        self, found: Found, score: float = SCORE, batch: int = 0, workers: int = -1, progress: Progress | None = None
+        self,
+        found: GivenPictures,
+        score: float = SCORE,
+        batch: int = 0,
+        workers: int = -1,
+        progress: Progress | None = None,
     ) -> Iterator[Any]:
         """The predictions one after the other, so that the masks of thousands need not be kept."""
         batch = batch or self.task.eval_batch
@@ -105,7 +118,7 @@ class DensePredictor:
             if progress:
                 progress(done, len(indices))
 
-    def _answered(self, found: Found, read: Batch, score: float) -> Iterator[tuple[int, Any]]:
+    def _answered(self, found: GivenPictures, read: Batch, score: float) -> Iterator[tuple[int, Any]]:
         answers = self._answers(read.pictures) if len(read.pictures) else []
         for index, answer, picture, size in zip(read.index.tolist(), answers, read.pictures, read.sizes, strict=True):
             name = found.names[index]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config, DataConfig, override, read_yaml
-from weft.data.given import Found, Progress, fast_for_many, reading_workers
-from weft.data.loader import Batch, eval_batches
+from weft.data.given import GivenPictures, Progress
+from weft.data.loader import Batch, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_configured
 from weft.data.sources.renamed import in_classes, relabelled
@@ -28,7 +28,7 @@ from weft.data.split import load_split
 from weft.engine.device import pick_device, pick_precision
 from weft.errors import WeftError, check_choice, check_positive
 from weft.heads.folder import open_model
-from weft.run.predict_dense import DensePredictor
+from weft.run.predict_dense import DensePredictor, fast_for_many
 from weft.tasks.classify.evaluate import Evaluation, nearest_valid
 from weft.tasks.classify.task import EVAL_BATCH
 
@@ -87,7 +87,7 @@ class Predictor:
         A picture that cannot be read has an `error`; the others are not touched by that.
         """
         check_positive(top=top, batch=batch)
-        found = Found(pictures)
+        found = GivenPictures(pictures)
         predictions = [Prediction(name, [], []) for name in found.names]
         for done, scores in self._run(found, np.arange(len(found.names)), batch, workers, progress):
             scale = torch.sigmoid if self.multilabel else torch.nn.Softmax(dim=1)

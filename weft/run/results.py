@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.data.given import Found, look
+from weft.data.given import GivenPictures
 from weft.errors import check_writable
 from weft.files import write_atomic, write_text
-from weft.report.overlay import background, paint_mask, paint_objects, palette
+from weft.report.overlay import background, paint_mask, paint_objects, palette, read_visible
 from weft.run.predict_dense import DensePredictor, MaskPrediction, ObjectPrediction
 
 LONGEST = 200  # bytes of a file's name, so that endings fit in
@@ -25,7 +25,7 @@ LONGEST = 200  # bytes of a file's name, so that endings fit in
 class Writer:
     """Writes predictions into a new folder, picture by picture."""
 
-    def __init__(self, folder: Path, predictor: DensePredictor, found: Found, score: float):
+    def __init__(self, folder: Path, predictor: DensePredictor, found: GivenPictures, score: float):
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.found, self.preprocessing, self.score = folder, found, predictor.preprocessing, score
@@ -43,7 +43,7 @@ class Writer:
         elif not prediction.error:
             self.rows += coco_rows(prediction, index + 1, self.classes)
             some = prediction.above(self.score)
-            picture = look(self.found.open(index), self.preprocessing)
+            picture = read_visible(self.found.open(index), self.preprocessing)
             painted = paint_objects(picture, some.boxes, some.labels, some.scores, some.masks, self.classes)
             self._overlay(index, painted)
 
@@ -59,7 +59,7 @@ class Writer:
     def _mask(self, index: int, mask: np.ndarray) -> Path:
         file = self.folder / f"{self.files[index]}.png"
         write_mask(file, mask, self.palette)
-        picture = look(self.found.open(index), self.preprocessing)
+        picture = read_visible(self.found.open(index), self.preprocessing)
         self._overlay(index, paint_mask(picture, mask, self.palette, skip=background(self.classes)))
         return file
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.data.given import Found
+from weft.data.given import GivenPictures
 from weft.data.sources.source import PICTURE_ENDINGS
 from weft.engine.device import pick_device
 from weft.errors import WeftError, check_writable, did_you_mean
@@ -63,7 +63,7 @@ def explain_subjects(
         subjects = [asked_for(subject, of) for subject in subjects]
     if len({subject.name for subject in subjects}) < len(subjects):
         subjects = [replace(subject, name=f"{subject.name} ({i})") for i, subject in enumerate(subjects, start=1)]
-    found = Found(pictures)
+    found = GivenPictures(pictures)
     mask_files = find_masks(masks, found.names[:MOST]) if masks else None
     if masks and not mask_files:
         raise WeftError(f"{masks} has no mask for any of the pictures; a mask has the name of its picture.")

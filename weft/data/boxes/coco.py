@@ -22,9 +22,10 @@ from weft.data.boxes.annotations import Gathering, box_source
 from weft.data.boxes.shapes import extent
 from weft.data.read import BadPicture
 from weft.data.sources.folders import list_folder
-from weft.data.sources.source import Files, Names, Source, listed, natural, some, split_of
+from weft.data.sources.source import Files, Names, Source, natural, split_of
 from weft.data.sources.tables import missing_files
 from weft.errors import WeftError
+from weft.words import listed, some
 
 MAX_JSON = 8_000_000_000  # bytes; the largest published set has 5
 OTHER_FILES = ("captions", "person_keypoints", "panoptic", "stuff", "image_info")  # of COCO, beside instances

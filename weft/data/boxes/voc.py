@@ -19,8 +19,9 @@ import numpy as np
 
 from weft.data.boxes.annotations import Gathering, box_source
 from weft.data.sources.folders import list_folder
-from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, listed, natural, split_of
+from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
+from weft.words import listed
 
 MAX_XML = 10_000_000  # bytes
 ANNOTATIONS = ("Annotations", "annotations", "")  # folders of the XML files, and of the pictures

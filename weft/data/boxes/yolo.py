@@ -21,8 +21,9 @@ import yaml
 
 from weft.data.boxes.annotations import Gathering, box_source
 from weft.data.sources.folders import list_folder
-from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, listed, natural, split_of
+from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
+from weft.words import listed
 
 MOST_PART = 2.0  # of a picture: what is larger was written in pixels
 MAX_TEXT = 10_000_000  # bytes of one file

@@ -9,10 +9,11 @@ import numpy as np
 
 from weft.data.boxes.annotations import Annotations, Faults
 from weft.data.boxes.shapes import extent
-from weft.data.check.findings import Problem, Severity, many
+from weft.data.check.findings import Problem, Severity
 from weft.data.check.scan import Progress, in_threads
 from weft.data.read import BadPicture, Opened
 from weft.data.sources.source import Source
+from weft.words import many
 
 LISTED = 1000  # names that a problem lists; `count` has them all
 NOTHING = "without objects: there is nothing to learn"

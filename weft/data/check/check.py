@@ -11,10 +11,11 @@ import numpy as np
 
 from weft.config import DataConfig
 from weft.data.check.duplicates import equal_groups, near_pairs
-from weft.data.check.findings import SEVERITIES, DataReport, Pair, Problem, Severity, many
+from weft.data.check.findings import SEVERITIES, DataReport, Pair, Problem, Severity
 from weft.data.check.scan import Progress, Scan, read_all, read_headers
 from weft.data.check.targets import look_at_targets
-from weft.data.sources.source import Source, alike, some
+from weft.data.sources.source import Source, alike
+from weft.words import many, some
 
 if TYPE_CHECKING:
     from weft.data.split import Split

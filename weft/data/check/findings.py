@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from weft.words import clean, many
+
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -77,8 +79,6 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """The report as plain text, for pipes and logs."""
-        from weft.report.page import clean
-
         found = [f"{self.root}: {self.layout}", f"{many(self.pictures, 'picture')}, {many(len(self.classes), 'class')}"]
         found += [
             f"  {name}: {self.sides[name]} {self._of_classes(counts)}".rstrip() for name, counts in self.counts.items()
@@ -119,8 +119,3 @@ class DataReport:
         seen = "" if self.looked_at == self.pictures else f" in a sample of {self.looked_at} of them"
         how = f"quick check{seen}: headers and equal files" if self.quick else f"every picture decoded{seen}"
         return f"{', '.join(found) or 'No problems'} found ({how}; {self.seconds:.1f} s)."
-
-
-def many(n: int, what: str) -> str:
-    """`1 picture`, `3 pictures`, `2 classes`."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}{'es' if what.endswith('s') else 's'}"

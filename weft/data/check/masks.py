@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.data.check.findings import Problem, Severity, many
+from weft.data.check.findings import Problem, Severity
 from weft.data.check.scan import Progress, in_threads
 from weft.data.masks.classes import Seen, outline, surprises
 from weft.data.masks.values import BadMask, MaskFiles
 from weft.data.read import BadPicture
-from weft.data.sources.source import Parts, Source, some
+from weft.data.sources.source import Parts, Source
+from weft.words import many, some
 
 MANY = 20  # masks among which a class that only one has is suspicious
 LISTED = 1000  # names that a problem lists; `count` has them all

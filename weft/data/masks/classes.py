@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from weft.data.masks.values import IGNORE, MOST_CLASSES, BadMask, Coding, Raw, read_raw, runs
-from weft.data.sources.source import listed, some
 from weft.errors import WeftError
+from weft.words import listed, some
 
 SAMPLE = 200  # masks that are read to find out how they are coded
 READ = 5000  # masks that are read, evenly spaced where there are more, to find out which values occur

@@ -20,24 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.data.boxes.shapes import draw
-from weft.data.check.findings import many
 from weft.data.masks.classes import choose, find_classes
 from weft.data.masks.values import IGNORE, Coding, MaskFiles, upright
 from weft.data.read import header
 from weft.data.sources.folders import Listing, Passed, descend, list_folder, walk
-from weft.data.sources.source import (
-    PICTURE_ENDINGS,
-    SPLIT_NAMES,
-    Files,
-    Names,
-    Source,
-    ending,
-    listed,
-    natural,
-    some,
-    split_of,
-)
+from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
+from weft.words import listed, many, some
 
 # the usual names without case, blanks and underscores; of several the first that is there and holds pictures
 PICTURES = ("images", "image", "imgs", "img", "jpegimages", "leftimg8bit", "pictures", "photos", "rgb", "inputs")

@@ -8,8 +8,9 @@ from weft.data.masks.folders import Place, find_pairs, make_source, places_in, r
 from weft.data.masks.values import IGNORE, Coding
 from weft.data.sources.folders import list_folder
 from weft.data.sources.named import expect
-from weft.data.sources.source import Source, some
+from weft.data.sources.source import Source
 from weft.errors import WeftError
+from weft.words import some
 
 
 def _words(text: str) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.data.check.findings import many
 from weft.data.read import MAX_PIXELS, TURNED, BadPicture, Header, Opened, one_line
-from weft.data.sources.source import Files, Names, listed
+from weft.data.sources.source import Files, Names
+from weft.words import listed, many
 
 IGNORE = 255  # the class number of pixels that count in neither loss nor metric
 MOST_CLASSES = 255

@@ -18,13 +18,12 @@ from weft.data.sources.source import (
     Source,
     alike,
     ending,
-    listed,
     natural,
     note_alike,
-    some,
     split_of,
 )
 from weft.errors import WeftError
+from weft.words import listed, some
 
 JUNK = {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"}
 # a folder of each kind side by side is segmentation or detection, not two classes

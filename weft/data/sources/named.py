@@ -14,8 +14,9 @@ import numpy as np
 
 from weft.data.demo import open_demo
 from weft.data.sources.folders import open_folders
-from weft.data.sources.source import Files, Names, Parts, Pixels, Source, listed, some
+from weft.data.sources.source import Files, Names, Parts, Pixels, Source
 from weft.errors import WeftError, did_you_mean
+from weft.words import listed, some
 
 TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
 

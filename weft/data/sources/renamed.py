@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.data.sources.source import Source, some
+from weft.data.sources.source import Source
 from weft.errors import WeftError, did_you_mean
+from weft.words import some
 
 
 def relabelled(source: Source, classes: Sequence[str], positions: np.ndarray) -> np.ndarray:

@@ -23,9 +23,10 @@ from zipfile import BadZipFile
 import numpy as np
 
 from weft.data.sources.folders import list_folder
-from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Names, Source, natural, note_alike, some, split_of
+from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Names, Source, natural, note_alike, split_of
 from weft.errors import WeftError
 from weft.files import write_atomic
+from weft.words import some
 
 BLOCK = 512
 STRIDE = 8192  # bytes read at once: a header, a short label and often the next header

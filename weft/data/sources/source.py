@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
+from weft.words import some
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -193,17 +195,6 @@ def ending(name: str) -> str:
 def split_of(name: str) -> str:
     """The split that a folder, a file or a cell is called after ("Training", "val2017", "dev"), or nothing."""
     return SPLIT_NAMES.get(re.sub(r"[-_ ]?(19|20)\d\d$", "", name.strip().casefold()), "")
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if words[1:] else "".join(words)
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """`'a', 'b' and 7 more`."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def alike(classes: Iterable[str]) -> list[list[str]]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.data.sources.source import Files, Names, Source, listed, natural, note_alike, some, split_of
+from weft.data.sources.source import Files, Names, Source, natural, note_alike, split_of
 from weft.errors import WeftError, did_you_mean
+from weft.words import listed, some
 
 COLUMNS = {  # the usual names, without case, blanks and underscores; earlier ones win
     "path": ["path", "file", "filename", "filepath", "image", "imagepath", "imagefile", "imagename", "img", "imgpath"]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from weft.config import Config
-from weft.data.check.findings import many
 from weft.data.sources.source import fingerprint
 from weft.engine.device import pick_device
 from weft.errors import WeftError
@@ -28,6 +27,7 @@ from weft.study.ablate.tables import Network, Row, Table
 from weft.study.cells.cells import Cell, Result, whole_epochs
 from weft.study.cells.settle import Say, open_study
 from weft.study.cells.workers import cores, places, run_cells, threads
+from weft.words import many
 
 PLAN = "plan.json"
 OWN_SIZES = ("", "nano", "paper")  # of the table's networks; all else is a model's name

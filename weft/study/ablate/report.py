@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.catalog.papers import PAPERS
-from weft.data.check.findings import many
 from weft.files import write_text
 from weft.study.ablate.costs import Cost
 from weft.study.ablate.plan import describe
 from weft.study.ablate.summary import Line, Study
 from weft.study.ablate.tables import Table
 from weft.study.statistics import CONFIDENCE, DASH, ENOUGH, spell_difference, spell_score
+from weft.words import many
 
 
 def write_reports(study: Study, folder: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from weft.catalog.cost import count_macs, count_parameters
-from weft.data.check.findings import many
 from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
@@ -22,6 +21,7 @@ from weft.study.cells.settle import Common
 from weft.study.cells.workers import run_cells
 from weft.study.search.space import make
 from weft.study.statistics import Difference, difference_by_seed, mean_sd
+from weft.words import many
 
 KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training pictures"}
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.data.given import reading_workers
-from weft.data.loader import Batch, eval_batches
+from weft.data.loader import Batch, eval_batches, reading_workers
 from weft.data.split import load_split
 from weft.run.predictor import Predictor, find_pictures, load
 from weft.study.search.space import Point

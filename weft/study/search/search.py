@@ -25,7 +25,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.data.check.findings import many
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.study.cells.cells import SCORES, Cell, read_curve
@@ -36,6 +35,7 @@ from weft.study.search.plan import Found, Plan, Trial, amount
 from weft.study.search.prune import import_optuna, is_below_median
 from weft.study.search.space import Point
 from weft.study.search.supernet import NAME, Costs, find_ends
+from weft.words import many
 
 if TYPE_CHECKING:
     import optuna

@@ -1,0 +1,24 @@
+"""Names and counts as messages write them: `1 picture`, `a, b and c`, never a character that moves the cursor."""
+
+from collections.abc import Sequence
+
+
+def many(n: int, what: str) -> str:
+    """`1 picture`, `3 pictures`, `2 classes`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}{'es' if what.endswith('s') else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if words[1:] else "".join(words)
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """`'a', 'b' and 7 more`."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def clean(text: str) -> str:
+    """`text` without characters that end the line, move the cursor or turn the direction of writing."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
