@@ -29,8 +29,8 @@ CLASSES_BEING_RENAMED = {
     "Split", "Step", "View", "_Look",
 }  # fmt: skip
 BEING_MENDED = {
-    "docstring": {"all of weft": 151},
-    "task": {"all of weft": 52},
+    "docstring": {"all of weft": 146},
+    "task": {"all of weft": 39},
     "function": {"weft/models/vitae.py": 1, "weft/models/vt_resnet.py": 1},
     "file": {},
 }
