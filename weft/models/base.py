@@ -9,13 +9,11 @@ from typing import Any, Optional
 
 import torch
 from timm.layers import get_device_dtype, global_pool_nlc, trunc_normal_
-from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice
 from weft.models._timm import feature_take_indices
 from weft.models.layers import PointwiseConv, join, to_nchw
-from weft.models.weights.layouts import filter_published
 
 OUTPUT_FORMATS = ("NCHW", "NHWC")
 
@@ -212,45 +210,3 @@ def _classifier(
     num_features: int, num_classes: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module:
     return nn.Linear(num_features, num_classes, device=device, dtype=dtype) if num_classes > 0 else nn.Identity()
-
-
-def with_first_conv(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """The arguments of an entry point whose switches put another convolution than the default at the picture."""
-    if isinstance(kwargs.get("pretrained_cfg"), dict):  # of a saved model, which knows
-        return kwargs
-    return dict(kwargs, pretrained_cfg_overlay=dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv=name))
-
-
-def build(
-    model_cls: type[HybridModel],
-    variant: str,
-    pretrained: bool,
-    defaults: dict[str, Any],
-    kwargs: dict[str, Any],
-    out_indices: tuple[int, ...],
-) -> nn.Module:
-    """What an entry point returns: timm's builder, fed with the variant's defaults and the caller's wishes.
-
-    The picture size is that of the pretrained configuration: "ceit_tiny.in1k_384" has the positions of 384 pixels.
-    """
-    cfg = resolve_pretrained_cfg(
-        variant, kwargs.get("pretrained_cfg"), dict(kwargs.get("pretrained_cfg_overlay") or {})
-    )
-    if pretrained and cfg.origin_url and not (cfg.has_weights or cfg.state_dict):
-        raise WeftError(
-            f"{variant} has no weights on a hub; the authors' files are at {cfg.origin_url}, and"
-            f" `weft convert FILE --model {variant} --out DIR` makes a model of them."
-        )
-    defaults = dict(img_size=cfg.input_size[1:], **defaults)
-    model = build_model_with_cfg(
-        model_cls,
-        variant,
-        pretrained,
-        pretrained_filter_fn=filter_published,
-        feature_cfg=dict(out_indices=out_indices, feature_cls="getter"),
-        **{**defaults, **kwargs},
-    )
-    signature = set(inspect.signature(model_cls).parameters) - {"num_classes", "device", "dtype"}
-    given = {key: value for key, value in kwargs.items() if key in signature}
-    (model if isinstance(model, HybridModel) else model.model).model_args = given
-    return model

@@ -7,23 +7,25 @@ way and meet the paper's counts.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from timm.layers import calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import HybridModel, build, with_first_conv
+from weft.models.base import HybridModel
 from weft.models.baselines.cswin import CSWin
 from weft.models.baselines.pvt import PVT
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
 from weft.models.cvt import CvT
 from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
 from weft.models.layers import LayerNorm, StochasticDepth, add_branch, grid_size
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 from weft.models.windows import WindowMask, windowed_attention
 
 __all__ = ["CESwin"]
@@ -179,21 +181,14 @@ VARIANTS: dict[str, tuple[type[HybridModel], dict[str, Any]]] = {  # drop path r
 }
 
 
-def _cfg(pool: int) -> dict[str, Any]:
-    return dict(
-        input_size=(3, 224, 224),
-        pool_size=(pool, pool),
-        crop_pct=0.875,
-        interpolation="bicubic",
-        first_conv="stages.0.embed.units.0.conv",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2207.13317",
-        paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
-    )
+_cfg = partial(
+    weights_cfg,
+    first_conv="stages.0.embed.units.0.conv",
+    paper_ids="arXiv:2207.13317",
+    paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
+)
 
-
-default_cfgs = generate_default_cfgs({name: _cfg(14 if name == "ce_cvt_13" else 7) for name in VARIANTS})
+default_cfgs = generate_default_cfgs({name: _cfg(stride=16 if name == "ce_cvt_13" else 32) for name in VARIANTS})
 
 # ImageNet-1k top-1 in percent, table 7 of the paper.
 PUBLISHED_TOP1 = {
@@ -215,49 +210,16 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(model_cls, variant, pretrained, defaults, kwargs, tuple(range(len(defaults["depths"]))))
 
 
-@register_model
-def ce_cvt_13(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT-13 with CE, 20.0 M parameters."""
-    return _create("ce_cvt_13", pretrained, kwargs)
-
-
-@register_model
-def ce_pvt_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """PVT-Small with CE, 22.6 M parameters."""
-    return _create("ce_pvt_small", pretrained, kwargs)
-
-
-@register_model
-def ce_swin_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Swin-T with CE, 26.9 M parameters."""
-    return _create("ce_swin_tiny", pretrained, kwargs)
-
-
-@register_model
-def ce_swin_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Swin-S with CE, 48.2 M parameters."""
-    return _create("ce_swin_small", pretrained, kwargs)
-
-
-@register_model
-def ce_swin_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Swin-B with CE, 85.2 M parameters."""
-    return _create("ce_swin_base", pretrained, kwargs)
-
-
-@register_model
-def ce_cswin_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-T with CE, 21.6 M parameters."""
-    return _create("ce_cswin_tiny", pretrained, kwargs)
-
-
-@register_model
-def ce_cswin_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-S with CE, 33.9 M parameters."""
-    return _create("ce_cswin_small", pretrained, kwargs)
-
-
-@register_model
-def ce_cswin_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-B with CE, 75.8 M parameters."""
-    return _create("ce_cswin_base", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "ce_cvt_13": "CvT-13 with CE, 20.0 M parameters.",
+        "ce_pvt_small": "PVT-Small with CE, 22.6 M parameters.",
+        "ce_swin_tiny": "Swin-T with CE, 26.9 M parameters.",
+        "ce_swin_small": "Swin-S with CE, 48.2 M parameters.",
+        "ce_swin_base": "Swin-B with CE, 85.2 M parameters.",
+        "ce_cswin_tiny": "CSWin-T with CE, 21.6 M parameters.",
+        "ce_cswin_small": "CSWin-S with CE, 33.9 M parameters.",
+        "ce_cswin_base": "CSWin-B with CE, 75.8 M parameters.",
+    },
+)

@@ -18,16 +18,17 @@ With i2t_layers="none", leff_kernel=0, leff_norm=False and lca=False the network
 `ceit_nano` is Weft's own, for pictures of 28 to 96 pixels.
 """
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, Mlp, calculate_drop_path_rates, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models import checkpoint, generate_default_cfgs
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.models.base import HybridModel, build, with_first_conv
+from weft.models.base import HybridModel
 from weft.models.layers import (
     ConvNorm,
     LayerNorm,
@@ -46,6 +47,7 @@ from weft.models.layers import (
     to_nchw,
     to_nhwc,
 )
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["CeiT"]
 
@@ -323,30 +325,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(pool, pool),
-        crop_pct=0.875,
-        interpolation="bicubic",
-        first_conv="stem.convs.0.conv",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2103.11816",
-        paper_name="Incorporating Convolution Designs into Visual Transformers",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    stride=16,
+    first_conv="stem.convs.0.conv",
+    paper_ids="arXiv:2103.11816",
+    paper_name="Incorporating Convolution Designs into Visual Transformers",
+)
 
 OFFICIAL = "https://github.com/coeusguo/ceit"  # one archive of .pth files; none of them is on a hub
 
 default_cfgs = generate_default_cfgs(
     {
-        "ceit_nano": _cfg(64, 16),
+        "ceit_nano": _cfg(64, stride=4),
         "ceit_tiny.in1k": _cfg(origin_url=OFFICIAL),
-        "ceit_tiny.in1k_384": _cfg(384, 24, origin_url=OFFICIAL),
+        "ceit_tiny.in1k_384": _cfg(384, origin_url=OFFICIAL),
         "ceit_small.in1k": _cfg(origin_url=OFFICIAL),
-        "ceit_small.in1k_384": _cfg(384, 24, origin_url=OFFICIAL),
+        "ceit_small.in1k_384": _cfg(384, origin_url=OFFICIAL),
         "ceit_base.in1k": _cfg(origin_url=OFFICIAL),
     }
 )
@@ -370,25 +365,12 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(CeiT, variant, pretrained, defaults, kwargs, out_indices)
 
 
-@register_model
-def ceit_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CeiT for small pictures, Weft's own: 1.3 M parameters, a token every 4 pixels."""
-    return _create("ceit_nano", pretrained, kwargs)
-
-
-@register_model
-def ceit_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CeiT-T, 6.4 M parameters."""
-    return _create("ceit_tiny", pretrained, kwargs)
-
-
-@register_model
-def ceit_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CeiT-S, 24.2 M parameters."""
-    return _create("ceit_small", pretrained, kwargs)
-
-
-@register_model
-def ceit_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CeiT-B, 94.4 M parameters."""
-    return _create("ceit_base", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "ceit_nano": "CeiT for small pictures, Weft's own: 1.3 M parameters, a token every 4 pixels.",
+        "ceit_tiny": "CeiT-T, 6.4 M parameters.",
+        "ceit_small": "CeiT-S, 24.2 M parameters.",
+        "ceit_base": "CeiT-B, 94.4 M parameters.",
+    },
+)

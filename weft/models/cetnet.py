@@ -22,21 +22,22 @@ are Weft's constructions: the paper names the rows, not how they are built.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import RelPosBias, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import build, with_first_conv
 from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
 from weft.models.layers import ConvNorm, PointwiseConv, grid_size, pad_to_multiple, to_nchw, to_nhwc
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 from weft.models.windows import WindowMask, windowed_attention
 
 __all__ = ["CETNet"]
@@ -271,23 +272,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(size: int = 224, pool: int = 7) -> dict[str, Any]:
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(pool, pool),
-        crop_pct=0.875,
-        interpolation="bicubic",
-        first_conv="stages.0.embed.units.0.conv",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2207.13317",
-        paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
-    )
-
+_cfg = partial(
+    weights_cfg,
+    first_conv="stages.0.embed.units.0.conv",
+    paper_ids="arXiv:2207.13317",
+    paper_name="Convolutional Embedding Makes Hierarchical Vision Transformer Stronger",
+)
 
 default_cfgs = generate_default_cfgs(
     {
-        "cetnet_nano": _cfg(64, 4),
+        "cetnet_nano": _cfg(64, stride=16),
         "cetnet_tiny": _cfg(),
         "cetnet_small": _cfg(),
         "cetnet_base": _cfg(),
@@ -306,25 +300,12 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(CETNet, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2, 3))
 
 
-@register_model
-def cetnet_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CETNet for small pictures, Weft's own: 1.3 M parameters, strides 2, 4, 8 and 16."""
-    return _create("cetnet_nano", pretrained, kwargs)
-
-
-@register_model
-def cetnet_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CETNet-T, 23.4 M parameters."""
-    return _create("cetnet_tiny", pretrained, kwargs)
-
-
-@register_model
-def cetnet_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CETNet-S, 33.5 M parameters."""
-    return _create("cetnet_small", pretrained, kwargs)
-
-
-@register_model
-def cetnet_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CETNet-B, 74.6 M parameters."""
-    return _create("cetnet_base", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "cetnet_nano": "CETNet for small pictures, Weft's own: 1.3 M parameters, strides 2, 4, 8 and 16.",
+        "cetnet_tiny": "CETNet-T, 23.4 M parameters.",
+        "cetnet_small": "CETNet-S, 33.5 M parameters.",
+        "cetnet_base": "CETNet-B, 74.6 M parameters.",
+    },
+)

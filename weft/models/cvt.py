@@ -18,20 +18,21 @@ CvT-13-NAS was never released; `cvt_13_nas` is the reading of its one sentence t
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
 from weft.models.layers import ConvNorm, PositionEmbedding, QuickGELU, grid_size, join, to_nchw, to_nhwc
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["CvT"]
 
@@ -263,33 +264,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
-    # The authors evaluate 384 pixels without a crop: the whole picture, resized to a square.
-    crop = dict(crop_pct=1.0, crop_mode="squash") if size == 384 else dict(crop_pct=0.875)
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(pool, pool),
-        **crop,
-        interpolation="bicubic",
-        first_conv="stages.0.embed.proj",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2103.15808",
-        paper_name="CvT: Introducing Convolutions to Vision Transformers",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    stride=16,
+    first_conv="stages.0.embed.proj",
+    paper_ids="arXiv:2103.15808",
+    paper_name="CvT: Introducing Convolutions to Vision Transformers",
+)
+# The authors evaluate 384 pixels without a crop: the whole picture, resized to a square.
+_cfg_384 = partial(_cfg, 384, crop_pct=1.0, crop_mode="squash")
 
 default_cfgs = generate_default_cfgs(
     {
-        "cvt_nano": _cfg(64, 8),
+        "cvt_nano": _cfg(64, stride=8),
         "cvt_13.msft_in1k": _cfg(hf_hub_id="microsoft/cvt-13"),
-        "cvt_13.msft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-13-384"),
-        "cvt_13.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-13-384-22k"),
+        "cvt_13.msft_in1k_384": _cfg_384(hf_hub_id="microsoft/cvt-13-384"),
+        "cvt_13.msft_in22k_ft_in1k_384": _cfg_384(hf_hub_id="microsoft/cvt-13-384-22k"),
         "cvt_21.msft_in1k": _cfg(hf_hub_id="microsoft/cvt-21"),
-        "cvt_21.msft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-21-384"),
-        "cvt_21.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-21-384-22k"),
-        "cvt_w24.msft_in22k_ft_in1k_384": _cfg(384, 24, hf_hub_id="microsoft/cvt-w24-384-22k"),
+        "cvt_21.msft_in1k_384": _cfg_384(hf_hub_id="microsoft/cvt-21-384"),
+        "cvt_21.msft_in22k_ft_in1k_384": _cfg_384(hf_hub_id="microsoft/cvt-21-384-22k"),
+        "cvt_w24.msft_in22k_ft_in1k_384": _cfg_384(hf_hub_id="microsoft/cvt-w24-384-22k"),
         "cvt_13_nas": _cfg(),
     }
 )
@@ -313,31 +307,13 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(CvT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2))
 
 
-@register_model
-def cvt_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8."""
-    return _create("cvt_nano", pretrained, kwargs)
-
-
-@register_model
-def cvt_13(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT-13, 20.0 M parameters."""
-    return _create("cvt_13", pretrained, kwargs)
-
-
-@register_model
-def cvt_21(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT-21, 31.6 M parameters."""
-    return _create("cvt_21", pretrained, kwargs)
-
-
-@register_model
-def cvt_w24(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT-W24, the wide one, 277.2 M parameters."""
-    return _create("cvt_w24", pretrained, kwargs)
-
-
-@register_model
-def cvt_13_nas(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CvT-13-NAS as reconstructed from the paper's wording and counts, 18.2 M parameters."""
-    return _create("cvt_13_nas", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "cvt_nano": "CvT for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8.",
+        "cvt_13": "CvT-13, 20.0 M parameters.",
+        "cvt_21": "CvT-21, 31.6 M parameters.",
+        "cvt_w24": "CvT-W24, the wide one, 277.2 M parameters.",
+        "cvt_13_nas": "CvT-13-NAS as reconstructed from the paper's wording and counts, 18.2 M parameters.",
+    },
+)

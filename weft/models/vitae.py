@@ -27,16 +27,16 @@ Further:
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, Mlp, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
-from weft.models.base import build
 from weft.models.flat import FlatModel
 from weft.models.layers import (
     ConvNorm,
@@ -53,6 +53,7 @@ from weft.models.layers import (
     to_nhwc,
 )
 from weft.models.performer import PerformerAttention, SoftmaxAttention, SoftSplit, TokenTransformer
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["ViTAE"]
 
@@ -365,26 +366,20 @@ def first_convs(dilations: Sequence[Sequence[int]] = DILATIONS, rc_pcm: bool = T
     return (*names, f"{cell}.pcm.0.conv") if rc_pcm else tuple(names)
 
 
-def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(pool, pool),
-        crop_pct=0.9,
-        interpolation="bicubic",
-        first_conv=first_convs(),
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2106.03348",
-        paper_name="ViTAE: Vision Transformer Advanced by Exploring Intrinsic Inductive Bias",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    stride=16,
+    first_conv=first_convs(),
+    paper_ids="arXiv:2106.03348",
+    paper_name="ViTAE: Vision Transformer Advanced by Exploring Intrinsic Inductive Bias",
+    crop_pct=0.9,
+)
 
 OFFICIAL = "https://github.com/ViTAE-Transformer/ViTAE-Transformer"  # .pth.tar files; none of them is on a hub
 
 default_cfgs = generate_default_cfgs(
     {
-        "vitae_nano": _cfg(64, 8),
+        "vitae_nano": _cfg(64, stride=8),
         "vitae_tiny.in1k": _cfg(origin_url=OFFICIAL),
         "vitae_6m.in1k": _cfg(origin_url=OFFICIAL),
         "vitae_13m": _cfg(),
@@ -403,37 +398,18 @@ PUBLISHED_TOP1 = {
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
     switches = {key: kwargs[key] for key in ("dilations", "rc_pcm") if key in kwargs}
-    if switches and not isinstance(kwargs.get("pretrained_cfg"), dict):
-        overlay = dict(kwargs.get("pretrained_cfg_overlay") or {}, first_conv=first_convs(**switches))
-        kwargs = dict(kwargs, pretrained_cfg_overlay=overlay)
+    if switches:
+        kwargs = with_first_conv(kwargs, first_convs(**switches))
     return build(ViTAE, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, -1))
 
 
-@register_model
-def vitae_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViTAE for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8."""
-    return _create("vitae_nano", pretrained, kwargs)
-
-
-@register_model
-def vitae_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViTAE-T, 4.9 M parameters."""
-    return _create("vitae_tiny", pretrained, kwargs)
-
-
-@register_model
-def vitae_6m(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViTAE-6M, 6.6 M parameters."""
-    return _create("vitae_6m", pretrained, kwargs)
-
-
-@register_model
-def vitae_13m(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViTAE-13M, 13.4 M parameters."""
-    return _create("vitae_13m", pretrained, kwargs)
-
-
-@register_model
-def vitae_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ViTAE-S, 24.0 M parameters."""
-    return _create("vitae_small", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "vitae_nano": "ViTAE for small pictures, Weft's own: 1.4 M parameters, strides 2, 4 and 8.",
+        "vitae_tiny": "ViTAE-T, 4.9 M parameters.",
+        "vitae_6m": "ViTAE-6M, 6.6 M parameters.",
+        "vitae_13m": "ViTAE-13M, 13.4 M parameters.",
+        "vitae_small": "ViTAE-S, 24.0 M parameters.",
+    },
+)

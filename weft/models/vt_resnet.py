@@ -23,17 +23,19 @@ The paper's "stochastic depth" and "dropout" are spread here over ResNet blocks 
 `vt_resnet_nano` is Weft's own, for pictures of 28 to 96 pixels.
 """
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
-from timm.models import checkpoint, generate_default_cfgs, register_model
+from timm.models import checkpoint, generate_default_cfgs
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates
 from weft.models._timm import make_blocks
-from weft.models.base import HybridModel, build
+from weft.models.base import HybridModel
 from weft.models.layers import MaxPool, grid_size, image_to_map, to_nchw, to_nhwc
+from weft.models.variants import build, register_variants, weights_cfg
 from weft.models.vt import RELATIONS, VisualTransformer
 
 __all__ = ["VTResNet"]
@@ -309,24 +311,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(size: int = 224, pool: int = 14, **kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(pool, pool),
-        crop_pct=0.875,
-        interpolation="bilinear",
-        first_conv="resnet.conv1",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2006.03677",
-        paper_name="Visual Transformers: Token-based Image Representation and Processing for Computer Vision",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    stride=16,
+    first_conv="resnet.conv1",
+    paper_ids="arXiv:2006.03677",
+    paper_name="Visual Transformers: Token-based Image Representation and Processing for Computer Vision",
+    interpolation="bilinear",
+)
 
 default_cfgs = generate_default_cfgs(
     {
-        "vt_resnet_nano": _cfg(64, 16),
+        "vt_resnet_nano": _cfg(64, stride=4),
         "vt_resnet18": _cfg(),
         "vt_resnet34": _cfg(),
         "vt_resnet50": _cfg(),
@@ -348,31 +344,13 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(VTResNet, variant, pretrained, VARIANTS[variant], kwargs, out_indices)
 
 
-@register_model
-def vt_resnet_nano(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VT-ResNet for small pictures, Weft's own: 1.5 M parameters, the modules at stride 4."""
-    return _create("vt_resnet_nano", pretrained, kwargs)
-
-
-@register_model
-def vt_resnet18(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VT-R18 of tables 2 to 7, 11.7 M parameters."""
-    return _create("vt_resnet18", pretrained, kwargs)
-
-
-@register_model
-def vt_resnet34(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VT-R34 of tables 2 to 7, 21.9 M parameters."""
-    return _create("vt_resnet34", pretrained, kwargs)
-
-
-@register_model
-def vt_resnet50(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VT-R50, 22.5 M parameters: VT-R101 with the blocks of ResNet-50."""
-    return _create("vt_resnet50", pretrained, kwargs)
-
-
-@register_model
-def vt_resnet101(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """VT-R101 of table 8, 41.5 M parameters."""
-    return _create("vt_resnet101", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "vt_resnet_nano": "VT-ResNet for small pictures, Weft's own: 1.5 M parameters, the modules at stride 4.",
+        "vt_resnet18": "VT-R18 of tables 2 to 7, 11.7 M parameters.",
+        "vt_resnet34": "VT-R34 of tables 2 to 7, 21.9 M parameters.",
+        "vt_resnet50": "VT-R50, 22.5 M parameters: VT-R101 with the blocks of ResNet-50.",
+        "vt_resnet101": "VT-R101 of table 8, 41.5 M parameters.",
+    },
+)

@@ -20,19 +20,20 @@ which at 224 and 384 pixels never happens, and the dropout behind the projection
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates, register_notrace_function
-from timm.models import generate_default_cfgs, register_model, resolve_pretrained_cfg
+from timm.models import generate_default_cfgs, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
 from weft.models.layers import grid_size, sizes_are_fixed, to_nchw, to_nhwc
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["CSWin"]
 
@@ -248,21 +249,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SPLIT_SIZES_384 = (1, 2, 12, 0)  # of the one model that was published for 384 pixels
 
 
-def _cfg(size: int = 224, crop_pct: float = 0.9, **kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, size, size),
-        pool_size=(size // 32, size // 32),
-        crop_pct=crop_pct,
-        interpolation="bicubic",
-        first_conv="stages.0.embed.proj",
-        classifier="head",
-        license="mit",
-        origin_url="https://github.com/microsoft/CSWin-Transformer",  # its releases; none of them is on a hub
-        paper_ids="arXiv:2107.00652",
-        paper_name="CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    first_conv="stages.0.embed.proj",
+    paper_ids="arXiv:2107.00652",
+    paper_name="CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows",
+    crop_pct=0.9,
+    license="mit",
+    origin_url="https://github.com/microsoft/CSWin-Transformer",  # its releases; none of them is on a hub
+)
 
 default_cfgs = generate_default_cfgs(
     {
@@ -291,19 +286,11 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(CSWin, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2, 3))
 
 
-@register_model
-def cswin_tiny(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-T, 22.3 M parameters."""
-    return _create("cswin_tiny", pretrained, kwargs)
-
-
-@register_model
-def cswin_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-S, 34.6 M parameters."""
-    return _create("cswin_small", pretrained, kwargs)
-
-
-@register_model
-def cswin_base(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-B, 77.4 M parameters."""
-    return _create("cswin_base", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "cswin_tiny": "CSWin-T, 22.3 M parameters.",
+        "cswin_small": "CSWin-S, 34.6 M parameters.",
+        "cswin_base": "CSWin-B, 77.4 M parameters.",
+    },
+)

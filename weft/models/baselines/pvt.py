@@ -16,19 +16,20 @@ Where Weft differs from the released code, at other sizes than 224 pixels alone:
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import build, with_first_conv
 from weft.models.ce import token_embedding
 from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages
 from weft.models.layers import ConvEmbed, PositionEmbedding, grid_size, join
+from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["PVT"]
 
@@ -157,20 +158,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.875,
-        interpolation="bicubic",
-        first_conv="stages.0.embed.proj",
-        classifier="head",
-        license="apache-2.0",
-        paper_ids="arXiv:2102.12122",
-        paper_name="Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    first_conv="stages.0.embed.proj",
+    paper_ids="arXiv:2102.12122",
+    paper_name="Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions",
+)
 
 OFFICIAL = "https://github.com/whai362/PVT"  # .pth files among its releases; none of them is on a hub
 
@@ -186,7 +179,9 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(PVT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, 2, 3))
 
 
-@register_model
-def pvt_small(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """PVT-Small, 24.5 M parameters."""
-    return _create("pvt_small", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "pvt_small": "PVT-Small, 24.5 M parameters.",
+    },
+)

@@ -5,11 +5,14 @@ network fit the other and are wrong there: those of the first release, of Keras,
 VT-FPN was built on this network.
 """
 
+from functools import partial
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
+
+from weft.models.variants import register_variants, weights_cfg
 
 __all__ = ["ResNetV1"]
 
@@ -26,19 +29,16 @@ class ResNetV1(ResNet):
     """timm's ResNet, whose arguments it takes."""
 
 
-def _cfg() -> dict[str, Any]:
-    return dict(
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.875,
-        interpolation="bilinear",
-        first_conv="conv1",
-        classifier="fc",
-        license="apache-2.0",
-        paper_ids="arXiv:1512.03385",
-        paper_name="Deep Residual Learning for Image Recognition",
-    )
+VARIANTS = {"resnet50_v1": (3, 4, 6, 3), "resnet101_v1": (3, 4, 23, 3)}  # blocks of the four stages
 
+_cfg = partial(
+    weights_cfg,
+    first_conv="conv1",
+    paper_ids="arXiv:1512.03385",
+    paper_name="Deep Residual Learning for Image Recognition",
+    interpolation="bilinear",
+    classifier="fc",
+)
 
 default_cfgs = generate_default_cfgs({"resnet50_v1.in1k": _cfg(), "resnet101_v1.in1k": _cfg()})
 
@@ -46,17 +46,14 @@ default_cfgs = generate_default_cfgs({"resnet50_v1.in1k": _cfg(), "resnet101_v1.
 PUBLISHED_TOP1 = {"resnet50_v1.in1k": 75.3, "resnet101_v1.in1k": 76.4}
 
 
-@register_model
-def resnet50_v1(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-50 of the paper, 25.6 M parameters."""
-    return _create("resnet50_v1", pretrained, (3, 4, 6, 3), kwargs)
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    return build_model_with_cfg(ResNetV1, variant, pretrained, block=BottleneckV1, layers=VARIANTS[variant], **kwargs)
 
 
-@register_model
-def resnet101_v1(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-101 of the paper, 44.5 M parameters."""
-    return _create("resnet101_v1", pretrained, (3, 4, 23, 3), kwargs)
-
-
-def _create(variant: str, pretrained: bool, layers: tuple[int, ...], kwargs: dict[str, Any]) -> nn.Module:
-    return build_model_with_cfg(ResNetV1, variant, pretrained, block=BottleneckV1, layers=layers, **kwargs)
+register_variants(
+    _create,
+    {
+        "resnet50_v1": "ResNet-50 of the paper, 25.6 M parameters.",
+        "resnet101_v1": "ResNet-101 of the paper, 44.5 M parameters.",
+    },
+)

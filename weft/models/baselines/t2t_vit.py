@@ -13,15 +13,15 @@ Defaults are those of the released code, which loads its checkpoints:
     - they and the Performer's matrices are buffers here and parameters that are not trained there.
 """
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
 from timm.layers import Attention, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from weft.errors import check_positive, check_rates, check_ratio, check_widths
-from weft.models.base import build
 from weft.models.flat import FlatModel
 from weft.models.hierarchy import TransformerBlock
 from weft.models.layers import (
@@ -30,6 +30,7 @@ from weft.models.layers import (
     join,
 )
 from weft.models.performer import PerformerAttention, SoftSplit, TokenTransformer
+from weft.models.variants import build, register_variants, weights_cfg
 
 __all__ = ["T2TViT"]
 
@@ -131,20 +132,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return dict(
-        input_size=(3, 224, 224),
-        pool_size=(14, 14),
-        crop_pct=0.9,
-        interpolation="bicubic",
-        first_conv=(),  # the picture is read by a linear layer, which timm cannot adapt to other channels
-        classifier="head",
-        license="bsd-3-clause-clear",
-        paper_ids="arXiv:2101.11986",
-        paper_name="Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet",
-        **kwargs,
-    )
-
+_cfg = partial(
+    weights_cfg,
+    stride=16,
+    first_conv=(),  # the picture is read by a linear layer, which timm cannot adapt to other channels
+    paper_ids="arXiv:2101.11986",
+    paper_name="Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet",
+    crop_pct=0.9,
+    license="bsd-3-clause-clear",
+)
 
 OFFICIAL = "https://github.com/yitu-opensource/T2T-ViT"  # .pth.tar files; none of them is on a hub
 
@@ -163,13 +159,10 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
     return build(T2TViT, variant, pretrained, VARIANTS[variant], kwargs, (0, 1, -1))
 
 
-@register_model
-def t2t_vit_7(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """T2T-ViT-7, 4.3 M parameters."""
-    return _create("t2t_vit_7", pretrained, kwargs)
-
-
-@register_model
-def t2t_vit_14(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """T2T-ViT-14, 21.5 M parameters."""
-    return _create("t2t_vit_14", pretrained, kwargs)
+register_variants(
+    _create,
+    {
+        "t2t_vit_7": "T2T-ViT-7, 4.3 M parameters.",
+        "t2t_vit_14": "T2T-ViT-14, 21.5 M parameters.",
+    },
+)
