@@ -32,6 +32,7 @@ from weft.data.loader import train_batches
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
+from weft.data.targets import LABELS
 
 BATCH = 64
 SIZES = {"as they are": None, "500 x 375": (500, 375), "2000 x 1500": (2000, 1500)}
@@ -109,7 +110,7 @@ def weft_epoch(folder: Path, policy: str) -> Callable[[], Iterable[torch.Tensor]
 class Files:
     """The files that timm found, as a source."""
 
-    multilabel = False
+    multilabel, kind = False, LABELS
 
     def __init__(self, folder: Path) -> None:
         samples = ImageDataset(str(folder)).reader.samples
@@ -118,6 +119,8 @@ class Files:
 
     def open(self, index: int) -> Path:
         return Path(self.names[index])
+
+    def target(self, index: int) -> None: ...
 
 
 def measure(epochs: dict[str, Callable[[], Iterable[torch.Tensor]]], rounds: int) -> dict[str, float]:

@@ -20,6 +20,7 @@ from weft.data.boxes.coco import BOX_SETS, open_boxes, open_coco, recognise
 from weft.data.boxes.shapes import area_of, box_of, draw, encode, extent
 from weft.data.demo import nuclei, open_nuclei
 from weft.data.read import BadPicture
+from weft.data.sources.open import open_source
 from weft.data.sources.source import fingerprint
 from weft.errors import WeftError
 
@@ -542,8 +543,8 @@ def test_sets_by_name(tmp_path):
 def test_segmentation_of_boxes_is_refused(tmp_path):
     coco(tmp_path / "boxes.json", thing(1, [0, 0, 5, 5]))
     pictures(tmp_path, "1.png")
-    with pytest.raises(WeftError, match=r"data.task=segment"):
-        open_boxes(str(tmp_path), task="segment")
+    with pytest.raises(WeftError, match=r"no shapes of objects that masks could be drawn from"):
+        open_source(str(tmp_path), task="segment")
 
 
 # the embedded nuclei

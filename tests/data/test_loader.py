@@ -20,6 +20,7 @@ from weft.data.loader import Batch, check_shared_memory, eval_batches, train_bat
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
 from weft.data.sampler import Plan
+from weft.data.targets import LABELS
 from weft.errors import WeftError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -29,8 +30,9 @@ AUGMENTATION = Augmentation(AugmentConfig(policy="rand-m9-mstd0.5-inc1"), NORMAL
 
 
 class Noise:
-    task = "classify"
     """A source that makes its pictures; some are broken, one is missing, one is a bug."""
+
+    kind = LABELS
 
     def __init__(self, count: int = 40, multilabel: bool = False, broken: tuple[int, ...] = (), bug: int = -1) -> None:
         self.names = [f"{i}.png" for i in range(count)]
@@ -43,6 +45,9 @@ class Noise:
         if index in self.broken:
             return b"no picture" if index % 2 else Path("missing.png")
         return np.random.default_rng(index).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+
+    def target(self, index: int) -> None:
+        raise AssertionError("labels are not read with the picture")
 
 
 def training(source: Noise, workers: int, steps: range = range(7)) -> list[Batch]:

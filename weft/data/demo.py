@@ -51,34 +51,46 @@ def open_nuclei(task: Literal["segment", "detect"] = "segment") -> Source:
     train, val = nuclei("train"), nuclei("val")
     sizes = [len(train[0]), len(val[0])]
     pictures, instances = (np.concatenate(both) for both in zip(train, val, strict=True))
-    segment = task == "segment"
+    as_masks = task == "segment"
     return Source(
         root="demo:nuclei",
         layout="cell nuclei of the Data Science Bowl 2018 that come with Weft",
-        classes=["background", "nucleus"] if segment else ["nucleus"],
+        classes=["background", "nucleus"] if as_masks else ["nucleus"],
         names=Names(f"{split}/{i}" for split, n in zip(("train", "val"), sizes, strict=True) for i in range(n)),
-        labels=np.zeros(len(pictures), np.int64) if segment else (instances.max(axis=(1, 2)) > 0)[:, None],
+        labels=np.zeros(len(pictures), np.int64) if as_masks else (instances.max(axis=(1, 2)) > 0)[:, None],
         reader=Pixels(pictures),
         splits=np.repeat(["train", "val"], sizes),
-        multilabel=not segment,
+        multilabel=not as_masks,
         task=task,
-        targets=Nuclei(instances, task),
+        targets=NucleusMasks(instances) if as_masks else NucleusObjects(instances),
     )
 
 
-class Nuclei:
-    """Reads masks, 1 where a nucleus is, or objects, one for each nucleus, from maps (N, H, W) of their numbers."""
+class NucleusMaps:
+    """Maps (N, H, W) of the nuclei's numbers, 0 where there is none."""
 
-    def __init__(self, instances: np.ndarray, task: Literal["segment", "detect"]) -> None:
-        self.instances, self.task, self.has_shapes = instances, task, task == "detect"
-
-    def __call__(self, index: int) -> np.ndarray | Objects:
-        numbers = self.instances[index]
-        return (numbers > 0).astype(np.uint8) if self.task == "segment" else _objects(numbers)
+    def __init__(self, instances: np.ndarray) -> None:
+        self.instances = instances
 
     def sizes(self, positions: range) -> bytes:
         chosen = self.instances[positions.start : positions.stop : positions.step]
         return hashlib.blake2b(chosen.tobytes(), digest_size=16).digest()
+
+
+class NucleusMasks(NucleusMaps):
+    """Reads masks, 1 where a nucleus is."""
+
+    def __call__(self, index: int) -> np.ndarray:
+        return (self.instances[index] > 0).astype(np.uint8)
+
+
+class NucleusObjects(NucleusMaps):
+    """Reads objects, one for each nucleus."""
+
+    has_shapes = True
+
+    def __call__(self, index: int) -> Objects:
+        return _objects(self.instances[index])
 
 
 def _objects(numbers: np.ndarray) -> Objects:

@@ -4,12 +4,13 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from weft.data.read import BadPicture
 from weft.data.sources.source import PICTURE_ENDINGS
+from weft.data.targets import KINDS, Task
 
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
@@ -20,7 +21,7 @@ class GivenPictures:
     multilabel = False
 
     def __init__(self, pictures: Any, task: str = "classify"):
-        self.task: Any = task
+        self.kind = KINDS[cast(Task, task)]
         entries = list(_find(pictures))
         self.names = [name or f"picture {i}" for i, (name, _) in enumerate(entries)]
         self.files = [file for _, file in entries]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from weft.data.augment.pairs import align
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, Plan
+from weft.data.targets import TargetKind
 from weft.errors import WeftError
 
 PREFETCH = 2  # batches each worker makes ahead
@@ -26,39 +27,42 @@ FEW = 500  # pictures that are read before worker processes have started
 GRACE = 30  # seconds a worker lives on after SIGTERM
 
 
-class Pictures(Protocol):
-    """What the loader wants of a source; and `target`, where its task is not to classify."""
+class PictureSource(Protocol):
+    """The part of a `Source` that the loader needs; `GivenPictures` has it, too."""
 
     labels: np.ndarray
     multilabel: bool
-    task: Literal["classify", "segment", "detect"]
+
+    @property
+    def kind(self) -> TargetKind: ...
 
     @property
     def names(self) -> Sequence[str]: ...
 
     def open(self, index: int) -> Any: ...
 
+    def target(self, index: int) -> Any:
+        """A mask or objects; None where they are to be predicted. Not called where the targets are labels."""
+
 
 @dataclass
 class Batch:
     """Pictures and what belongs to them; files that could not be read are left out and named in `bad`.
 
-    | task | labels |
+    | targets | labels |
     |---|---|
-    | classify | (B,) int64, or (B, classes) float32 where there are several per picture |
-    | segment, training | (B, h, w) uint8 |
-    | segment, evaluation | list of (H, W) uint8, as large as the pictures are on disk |
-    | detect, training | list of {"boxes": (n, 4), "labels": (n,), "masks": (n, h, w) where there are shapes} |
-    | detect, evaluation | list of `Objects`, in pixels of the pictures on disk |
+    | labels | (B,) int64, or (B, classes) float32 where there are several per picture |
+    | masks, training | (B, h, w) uint8 |
+    | masks, evaluation | list of (H, W) uint8, as large as the pictures are on disk |
+    | objects, training | list of {"boxes": (n, 4), "labels": (n,), "masks": (n, h, w) where there are shapes} |
+    | objects, evaluation | list of `Objects`, in pixels of the pictures on disk |
     """
 
-    pictures: Any  # (B, C, h, w) uint8 or float32; or a list of (C, h, w), in detection and where sizes differ
+    pictures: Any  # (B, C, h, w) uint8 or float32; a list of (C, h, w) beside objects and where sizes differ
     labels: Any
     index: Tensor  # (B,) int64, positions in the source
     bad: list[tuple[int, str]]
-    sizes: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # upright, on disk; in evaluation, but not of classifiers
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # upright, on disk; in evaluation, but not of labels
 
     def pin_memory(self) -> "Batch":  # the DataLoader calls it
         return replace(self, pictures=_pinned(self.pictures), labels=_pinned(self.labels), index=_pinned(self.index))
@@ -73,7 +77,7 @@ def _pinned(items: Any) -> Any:
 
 
 def train_batches(
-    source: Pictures, augmentation: Any, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
+    source: PictureSource, augmentation: Any, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
 ) -> Generator[Batch]:
     """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
     reader = _Reader(source, augmentation.preprocessing, augmentation)
@@ -81,7 +85,7 @@ def train_batches(
 
 
 def eval_batches(
-    source: Pictures,
+    source: PictureSource,
     preprocessing: Preprocessing,
     indices: np.ndarray,
     *,
@@ -121,7 +125,7 @@ def check_shared_memory(batch_bytes: int, workers: int) -> None:
 class _Reader(Dataset[Batch]):
     """A list of draws in, a batch out. Lives in the workers."""
 
-    def __init__(self, source: Pictures, preprocessing: Preprocessing, augmentation: Any) -> None:
+    def __init__(self, source: PictureSource, preprocessing: Preprocessing, augmentation: Any) -> None:
         self.source, self.preprocessing, self.augmentation = source, preprocessing, augmentation
 
     def __getitem__(self, draws: list[Draw]) -> Batch:
@@ -138,16 +142,16 @@ class _Reader(Dataset[Batch]):
         return Batch(self._stacked(pictures), labels, torch.tensor(index, dtype=torch.int64), bad, sizes)
 
     def _example(self, draw: Draw) -> tuple[Tensor, Any, tuple[int, int] | None]:
-        """Picture, target where that is no label, and the size on disk where the answer is wanted at that size."""
+        """Picture, target unless that is a label, and the size on disk where the answer is wanted at that size."""
         try:
             file = self.source.open(draw.index)
-            if self.source.task == "classify":
+            if not self.source.kind.dense:
                 return self._picture(file, draw.seed), None, None
-            target = self.source.target(draw.index)  # type: ignore[attr-defined]
+            target = self.source.target(draw.index)
             if self.augmentation is not None:
                 return *self.augmentation.pair(file, target, draw.seed), None
             found = header(file)
-            target = target if target is None else align(target, found)  # None: to be predicted
+            target = target if target is None else align(target, found)
             target = torch.from_numpy(target) if isinstance(target, np.ndarray) else target
             return self.preprocessing.picture(file), target, (found.height, found.width)
         except BadPicture:
@@ -164,16 +168,15 @@ class _Reader(Dataset[Batch]):
         return self.augmentation.picture(file, seed)
 
     def _labels(self, index: list[int], targets: list[Any]) -> Any:
-        if self.source.task == "segment" and self.augmentation is not None and targets:
-            return torch.stack(targets)
-        if self.source.task != "classify":
-            return targets
+        if self.source.kind.dense:
+            stacked = self.source.kind.stacked and self.augmentation is not None and targets
+            return torch.stack(targets) if stacked else targets
         labels = torch.from_numpy(np.asarray(self.source.labels[index]))
         return labels.to(torch.float32 if self.source.multilabel else torch.int64)
 
     def _stacked(self, pictures: list[Tensor]) -> Any:
-        """One tensor where that is possible, which a detector's pictures never are."""
-        if self.source.task == "detect" or len({picture.shape for picture in pictures}) > 1:
+        """One tensor where that is possible."""
+        if not self.source.kind.stacked or len({picture.shape for picture in pictures}) > 1:
             return pictures
         if pictures:
             return torch.stack(pictures)

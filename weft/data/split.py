@@ -53,7 +53,7 @@ def make_split(source: Source, config: DataConfig, seed: int) -> Split:
 
 
 def _check(source: Source, config: DataConfig) -> None:
-    if len(source.classes) < 2 and source.task == "classify" and not source.multilabel:
+    if len(source.classes) < 2 and not source.kind.dense and not source.multilabel:
         raise WeftError(f"{source.root} has one class only ({source.classes[0]!r}); a classifier needs two or more.")
     if not np.isin(source.splits, ("train", "")).any():
         raise WeftError(f"{source.root} has no training pictures ({source.layout}); it can only be evaluated.")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from weft.config import Config, override, read_yaml, to_yaml
-from weft.data.check.amounts import count_pixels, object_sizes
+from weft.data.check.amounts import measure_targets
 from weft.data.check.check import DataReport, check
 from weft.data.loader import check_shared_memory
 from weft.data.preprocessing import Preprocessing
@@ -220,10 +220,7 @@ def open_data(config: Config, world: World, say: Any) -> Data:
                 + ("the rest)." if errors[1:] else "it).")
             )
     split = without(split, source, report.bad)
-    if source.task == "segment":
-        report.pixels = world.on_main(lambda: count_pixels(source, split.train))
-    if source.task == "detect":
-        report.object_sizes = world.on_main(lambda: object_sizes(source, split.train))
+    report = world.on_main(lambda: measure_targets(source, split.train, report))
     return Data(source, split, report)
 
 

@@ -45,12 +45,10 @@ def recognise(path: Path) -> str:
     return "voc" if voc.recognise(path) else "yolo" if yolo.recognise(path) else ""
 
 
-def open_boxes(source: str, *, task: str = "auto") -> Source:
-    """COCO, VOC or YOLO data, whichever it is. `task` may be anything but a task that learns no boxes."""
+def open_boxes(source: str) -> Source:
+    """COCO, VOC or YOLO data, whichever it is."""
     path = Path(source).expanduser()
     kind = recognise(path) or ("coco" if path.is_file() and path.suffix.lower() == ".json" else "")
-    if task not in ("auto", "detect"):
-        raise WeftError(f"{source} holds boxes, which data.task={task} does not learn from; leave it out.")
     if not kind:
         expected = "a COCO JSON file, VOC's Annotations/ beside JPEGImages/, or YOLO's labels/ beside images/"
         raise WeftError(f"{source} holds no boxes that Weft finds; expected {expected}.")

@@ -1,19 +1,31 @@
-"""How much of what there is in the training pictures, from a sample that is the same each time.
+"""Amounts of what the training pictures show, from a sample that is the same each time.
 
-What a run learns with (class weights, anchors) must depend neither on pictures that test it nor on the clock.
+A run derives class weights and anchors from them: they must depend neither on pictures that test it nor on the clock.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
 from weft.data.check.check import QUANTILES
+from weft.data.check.findings import DataReport
 from weft.data.read import BadPicture
 from weft.data.sources.source import Source
+from weft.data.targets import MASKS, OBJECTS
 
 SAMPLE = 500  # pictures, evenly spaced
 
 
 def sample(positions: np.ndarray) -> np.ndarray:
     return positions[np.linspace(0, len(positions) - 1, min(len(positions), SAMPLE)).astype(int)]
+
+
+def measure_targets(source: Source, positions: np.ndarray, report: DataReport) -> DataReport:
+    """`report` with the amounts in the targets at `positions`; as it is where those are labels."""
+    if source.kind not in MEASURES:
+        return report
+    entry, measure = MEASURES[source.kind]
+    return replace(report, **{entry: measure(source, positions)})
 
 
 def count_pixels(source: Source, positions: np.ndarray) -> list[int]:
@@ -39,3 +51,6 @@ def object_sizes(source: Source, positions: np.ndarray) -> dict[str, float]:
     sides = np.sqrt(np.concatenate(areas))
     sides = sides[np.isfinite(sides)]
     return {name: float(np.quantile(sides, q)) for name, q in QUANTILES.items()} if len(sides) else {}
+
+
+MEASURES = {MASKS: ("pixels", count_pixels), OBJECTS: ("object_sizes", object_sizes)}  # an entry of the report

@@ -62,7 +62,7 @@ def check(
         source = replace(source, labels=targets.present, multilabel=True)
     view = _View(source, scan, _sides(source, split), config)
     problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
-    problems += _classes(view) if source.task != "segment" else ()  # of masks, `targets` says more
+    problems += _classes(view) if not targets.has_checked_classes else ()
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
@@ -251,7 +251,7 @@ def _classes(view: _View) -> Iterable[Problem]:
         text = f"Classes that differ only by case or blanks: {some(family)}."
         yield Problem("warning", "alike-classes", text, family, count=len(family))
     filled = np.flatnonzero(learned)
-    if len(filled) and view.source.task == "classify":
+    if len(filled) and not view.source.kind.dense:
         most, least = filled[learned[filled].argmax()], filled[learned[filled].argmin()]
         ratio = learned[most] / learned[least]
         if ratio >= UNBALANCED:
@@ -267,7 +267,7 @@ def _oddities(view: _View) -> Iterable[Problem]:
     width, height = found["width"].astype(np.int64), found["height"].astype(np.int64)
     ratio = np.maximum(width, height) / np.minimum(width, height)
     wrong = [_misnamed(view.source.names[i], format) for i, format in zip(read, found["format"].tolist(), strict=True)]
-    aligned = "; masks and boxes count as upright unless their size says otherwise" * (view.source.task != "classify")
+    aligned = "; masks and boxes count as upright unless their size says otherwise" * view.source.kind.dense
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "blank", found["blank"], "of a single colour."),
         ("warning", "tiny", np.minimum(width, height) < TINY, f"with a side of less than {TINY} pixels."),

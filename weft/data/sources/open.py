@@ -112,9 +112,9 @@ def join(source: Source, val: Source) -> Source:
 
     Validation pictures that `source` has of its own are left out.
     """
-    if source.multilabel != val.multilabel or source.task != val.task or val.valid is not None:
+    if source.multilabel != val.multilabel or source.kind != val.kind or val.valid is not None:
         raise WeftError(f"{val.root} cannot validate {source.root}: their pictures have different kinds of labels.")
-    if source.task != "classify":
+    if source.kind.dense:
         val = in_classes(val, source.classes)
     own, other = np.flatnonzero(source.splits != "val"), evaluated(val)
     notes = [*source.notes, *(f"{val.root}: {note}" for note in val.notes)]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from weft.data.targets import KINDS, TargetKind, Task
 from weft.words import some
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Source:
     layout: str  # one sentence on what was found: "class folders under train/ and val/"
     classes: list[str]
     names: Names  # (N,), unique
-    labels: np.ndarray  # (N,) int64; or (N, classes) bool where `multilabel`. Segment: zeros. Detect: what occurs
+    labels: np.ndarray  # (N,) int64, zeros for masks; (N, classes) bool where `multilabel`, for objects: what occurs
     reader: Callable[[int], Any]  # and `.sizes(positions)`: bytes in each file, or the pixels themselves
     splits: np.ndarray  # (N,) of "train", "val", "test", or "" where the layout does not say
     multilabel: bool = False
@@ -86,10 +87,8 @@ class Source:
     blocks: np.ndarray | None = None  # (N,) int: the shard a picture lies in; None: random access is cheap
     notes: list[str] = field(default_factory=list)
     valid: np.ndarray | None = None  # (N, classes) bool: every label that counts as right (ImageNet-ReaL)
-    task: Literal["classify", "segment", "detect"] = "classify"
-    targets: Any = (
-        None  # segment: position to (H, W) uint8 mask; detect: position to `Objects`. And `.sizes`, as reader
-    )
+    task: Task = "classify"  # what the pictures can teach a model
+    targets: Any = None  # reads (H, W) uint8 masks or `Objects` by position, and has `.sizes` as the reader has
 
     def __len__(self) -> int:
         return len(self.names)
@@ -99,13 +98,18 @@ class Source:
         return self.reader(index)
 
     def target(self, index: int) -> Any:
-        """What is to be learned of a picture where that is no label: a mask or `Objects`. Safe in worker processes."""
+        """The mask or the `Objects` of the picture at a position. Safe in worker processes."""
         return self.targets(index)
+
+    @property
+    def kind(self) -> TargetKind:
+        """Labels, masks or objects."""
+        return KINDS[self.task]
 
     @property
     def has_shapes(self) -> bool:
         """Whether objects have shapes, not only boxes."""
-        return self.task == "detect" and self.targets.has_shapes
+        return self.kind.may_have_shapes and self.targets.has_shapes
 
 
 class Files:
