@@ -17,6 +17,7 @@ from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Files, Names, Source
 from weft.data.split import Split, save_split
+from weft.data.targets import MASKS
 from weft.errors import WeftError
 from weft.heads.folder import DenseSpec, build_dense, write_dense
 from weft.run import predict_dense
@@ -329,4 +330,4 @@ def test_classifiers_have_no_masks(tmp_path, pictures, command):
 
 def test_pictures_may_be_arrays_of_any_size():
     found = GivenPictures([np.zeros((5, 7, 3), np.uint8)], "segment")
-    assert (found.names, found.target(0), found.task) == (["picture 0"], None, "segment")
+    assert (found.names, found.target(0), found.kind) == (["picture 0"], None, MASKS)
