@@ -34,7 +34,8 @@ import weft
 from weft.engine.compiling import compile_model
 from weft.files import write_text
 from weft.report.text import columns as aligned
-from weft.study.speed import build, check_names, facts
+from weft.study.speed.models import build, check_names
+from weft.study.speed.report import facts
 
 RESULTS = Path(__file__).parent / "results"
 WORKER = [sys.executable, __file__, "--one"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.study.cells.cells import Cell, cell_folder
-from weft.study.cells.workers import Crew
+from weft.study.cells.cell import Cell, cell_folder
+from weft.study.cells.workers import WorkerPool
 
 WORKER = """
 import json, os, sys, time
@@ -36,13 +36,13 @@ for line in sys.stdin:  # ends with the parent, as the real one does
 def play(monkeypatch, tmp_path):
     """Workers that train nothing: seed 6 ends the process while it answers, 7 at once, seed 8 fails."""
 
-    def hire(self, place):
+    def start_worker(self, device):
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         worker = subprocess.Popen([sys.executable, "-c", WORKER], **pipes)
         self.workers.append(worker)
         return worker
 
-    monkeypatch.setattr(Crew, "hire", hire)
+    monkeypatch.setattr(WorkerPool, "start_worker", start_worker)
     return tmp_path / "study"
 
 

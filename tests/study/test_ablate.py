@@ -10,13 +10,13 @@ from tests.helpers.made_data import tree
 from tests.helpers.play_workers import play, times_trained  # noqa: F401  a fixture
 from tests.helpers.small_runs import CVT, command, make_pictures, refused
 from weft.catalog.cost import count_parameters
-from weft.study.ablate.ablate import cells_of
 from weft.study.ablate.costs import Cost
-from weft.study.ablate.plan import Plan, Wish, read_plan
+from weft.study.ablate.plan import AblationPlan, AblationRequest, read_plan
 from weft.study.ablate.report import Forest, as_markdown, result_row
+from weft.study.ablate.run import cells_of
 from weft.study.ablate.summary import summarise
-from weft.study.ablate.tables import Network, Row, Table, find_table
-from weft.study.cells.cells import Result
+from weft.study.ablate.tables import Network, Table, TableRow, find_table
+from weft.study.cells.cell import Result
 
 # What is said of known scores ----------------------------------------------------------------------------------------
 
@@ -28,15 +28,15 @@ TABLE = Table(
     table="5",
     columns=("parameters", "top1"),
     rows=(
-        Row("base", Network("m"), None, base="base", paper={"parameters": 20, "top1": 80.0}),
-        Row("better", Network("m"), None, base="base", paper={"top1": 81.5}),
-        Row("same", Network("m"), None, base="base"),
-        Row("broken", Network("m"), None, base="base"),
-        Row("absent", None, None, base="base", paper={"top1": 70.0}, missing="nobody wrote it"),
+        TableRow("base", Network("m"), None, base="base", paper={"parameters": 20, "top1": 80.0}),
+        TableRow("better", Network("m"), None, base="base", paper={"top1": 81.5}),
+        TableRow("same", Network("m"), None, base="base"),
+        TableRow("broken", Network("m"), None, base="base"),
+        TableRow("absent", None, None, base="base", paper={"top1": 70.0}, missing="nobody wrote it"),
     ),
 )
-PLAN = Plan(
-    Wish("data", epochs=3),
+PLAN = AblationPlan(
+    AblationRequest("data", epochs=3),
     fingerprint="",
     recipe="quick",
     img_size=32,
@@ -140,7 +140,9 @@ def mine(tmp_path):
 @pytest.fixture
 def unmeasured(monkeypatch):
     """Throughputs, which take seconds, are not known."""
-    monkeypatch.setattr("weft.study.ablate.plan.measure", lambda networks, *rest: dict.fromkeys(networks, None))
+    monkeypatch.setattr(
+        "weft.study.ablate.plan.measure_throughput", lambda networks, *rest: dict.fromkeys(networks, None)
+    )
 
 
 def test_study_goes_on_and_grows(play, pictures, mine, unmeasured):  # noqa: F811

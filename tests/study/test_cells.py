@@ -15,11 +15,11 @@ from tests.helpers.play_workers import play, times_trained  # noqa: F401  a fixt
 from tests.helpers.small_runs import CVT, command, make_pictures, refused
 from weft import WeftError
 from weft.engine.state import STATE
-from weft.study.ablate.ablate import in_time
+from weft.study.ablate.budget import Pace, choose_length, choose_pilots, find_paces
 from weft.study.ablate.costs import Cost
-from weft.study.ablate.plan import Pace, choose_length, choose_pilots, find_paces
-from weft.study.ablate.tables import Row
-from weft.study.cells.cells import (
+from weft.study.ablate.run import may_start_until
+from weft.study.ablate.tables import TableRow
+from weft.study.cells.cell import (
     LEFT_OUT,
     RESULT,
     Cell,
@@ -30,7 +30,7 @@ from weft.study.cells.cells import (
     train_cell,
     whole_epochs,
 )
-from weft.study.cells.workers import Crew, places, run_cells
+from weft.study.cells.workers import WorkerPool, run_cells, worker_devices
 
 CELL = Cell("data", "cvt_nano", 0, {"pos_embed": "first"}, {"run.epochs": 1, "data.fraction": 0.5})
 
@@ -47,7 +47,7 @@ CELL = Cell("data", "cvt_nano", 0, {"pos_embed": "first"}, {"run.epochs": 1, "da
     ],
 )
 def test_budget_is_shared_among_all_cells(seconds, answer):
-    rows = [Row("fast", None, None), Row("slow", None, None)]
+    rows = [TableRow("fast", None, None), TableRow("slow", None, None)]
     paces = {"fast": Pace(speed=100, beside=10), "slow": Pace(speed=50, beside=10)}
     assert choose_length(rows, paces, pictures=1000, batch=10, seeds=2, seconds=seconds) == answer
 
@@ -55,7 +55,7 @@ def test_budget_is_shared_among_all_cells(seconds, answer):
 @pytest.mark.parametrize(("seconds", "answer"), [(1000, (9, 1.0, True)), (240, (3, 0.8, True)), (60, (3, 0.2, True))])
 def test_epochs_of_every_row_are_whole(seconds, answer):
     """A row that takes 1.67 times as many epochs of 60 % of the pictures, beside one that is trained once."""
-    rows = [Row("all", None, None), Row("part", None, None, epochs=1.6667, fraction=0.6)]
+    rows = [TableRow("all", None, None), TableRow("part", None, None, epochs=1.6667, fraction=0.6)]
     paces = {row.name: Pace(speed=20, beside=0) for row in rows}
     assert choose_length(rows, paces, pictures=1000, batch=10, seeds=1, seconds=seconds) == answer
 
@@ -77,13 +77,13 @@ def test_whole_epochs_are_the_same_work(epochs, part, answer):
 def test_a_training_of_one_step_has_a_pace():
     """No time lies between two steps, so its speed is not known."""
     result = Result(CELL, curve=[{"epoch": 1, "step": 1, "seconds": 2.0}], seconds=5.0)
-    paces = find_paces([Row("one", None, None), Row("other", None, None)], {"one": result}, {}, batch=8)
+    paces = find_paces([TableRow("one", None, None), TableRow("other", None, None)], {"one": result}, {}, batch=8)
     assert paces["one"] == paces["other"] == Pace(speed=4.0, beside=3.0)
 
 
 @pytest.mark.parametrize(("workers", "names"), [(1, ["base"]), (2, ["base", "slow"]), (9, ["base", "slow", "fast"])])
 def test_pilots_are_the_base_and_the_slowest(workers, names):
-    rows = [Row(name, None, None) for name in ("fast", "base", "slow")]
+    rows = [TableRow(name, None, None) for name in ("fast", "base", "slow")]
     costs = {"fast": Cost(1, 1, 90), "base": Cost(1, 1, 50), "slow": Cost(1, 1, 10)}
     assert [row.name for row in choose_pilots(rows, "base", costs, workers)] == names
 
@@ -95,11 +95,11 @@ def test_pilots_are_the_base_and_the_slowest(workers, names):
 def test_later_seeds_are_left_out_where_time_ends(seed, left, answer):
     """The same row took 10 s with the first seed; the first seed of all rows is trained in any case."""
     done = [Result(CELL, {"top1": 0.5}, seconds=10.0), Result(replace(CELL, model="m"), {"top1": 0.5}, seconds=99.0)]
-    assert in_time(time.monotonic() + left)(replace(CELL, seed=seed), done) == answer
+    assert may_start_until(time.monotonic() + left)(replace(CELL, seed=seed), done) == answer
 
 
 def test_longer_rows_take_more_of_it():
-    rows = [Row("once", None, None), Row("thrice", None, None, epochs=3)]
+    rows = [TableRow("once", None, None), TableRow("thrice", None, None, epochs=3)]
     paces = {row.name: Pace(speed=100, beside=0) for row in rows}
     assert choose_length(rows, paces, pictures=1000, batch=10, seeds=1, seconds=400)[0] == 10
 
@@ -169,20 +169,23 @@ def test_every_cell_is_trained_once(play, jobs):  # noqa: F811
 
 def test_cells_that_do_not_begin_are_left_out(play):  # noqa: F811
     cells, seen = seeds(0, 1, 2), []
-    results = run_cells(play, cells, jobs=1, device="cpu", watch=seen.append, begins=lambda cell, done: len(done) != 1)
+    results = run_cells(
+        play, cells, jobs=1, device="cpu", watch=seen.append, may_start=lambda cell, done: len(done) != 1
+    )
     assert [result.score for result in results] == [0.0, None, 0.2]
     assert results[1].error == seen[-1][cells[1].key] == LEFT_OUT
     assert not cell_folder(play, cells[1]).exists()
 
 
 def test_no_process_is_left_behind(play):  # noqa: F811
-    crew = Crew(play, seeds(0, 7, 1), ["cpu", "cpu"], None)
-    crew.work()
-    assert all(worker.returncode is not None and worker.stdout.closed for worker in crew.workers)
+    pool = WorkerPool(play, seeds(0, 7, 1), ["cpu", "cpu"], None)
+    pool.run()
+    assert all(worker.returncode is not None and worker.stdout.closed for worker in pool.workers)
 
 
 @pytest.mark.parametrize(
-    ("seed", "said"), [(6, "its process ended within a line"), (7, "its process ended with code 3"), (8, "bad luck")]
+    ("seed", "said"),
+    [(6, "its process ended in the middle of an answer"), (7, "its process ended with exit code 3"), (8, "bad luck")],
 )
 def test_others_go_on_where_one_fails(play, seed, said):  # noqa: F811
     cells, seen = seeds(0, seed, 1), []
@@ -231,14 +234,14 @@ def test_second_process_is_refused(play, pictures):  # noqa: F811
     assert command(*ablate)[0] == 0
 
 
-def test_places(monkeypatch):
-    assert places("cpu", 3) == ["cpu"] * 3
-    assert 1 <= len(places("cpu", 0)) <= 4
+def test_worker_devices(monkeypatch):
+    assert worker_devices("cpu", 3) == ["cpu"] * 3
+    assert 1 <= len(worker_devices("cpu", 0)) <= 4
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert places("auto", 0) == ["cuda:0", "cuda:1"]
-    assert places("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
-    assert places("cuda:1", 2) == ["cuda:1", "cuda:1"]
+    assert worker_devices("auto", 0) == ["cuda:0", "cuda:1"]
+    assert worker_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert worker_devices("cuda:1", 2) == ["cuda:1", "cuda:1"]
 
 
 # A real one ---------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from tests.helpers.small_runs import command, refused
-from weft.study.cells.cells import Result
-from weft.study.cells.settle import Common
-from weft.study.efficiency import efficiency
-from weft.study.efficiency.efficiency import Design, compare
+from weft.study.cells.cell import Result
+from weft.study.cells.setup import StudySetup
+from weft.study.efficiency import compare as comparing
+from weft.study.efficiency.compare import Design, compare
 
 MODELS = {"cvt_nano": {"depths": [1, 1, 1]}, "ceit_nano": {"depth": 2}}
-COMMON = Common(
+COMMON = StudySetup(
     "demo:fashion",
     "quick",
     {"data.fraction": 0.5},
@@ -30,7 +30,7 @@ def design(**how) -> Design:
 
 def test_equal_budgets():
     """As in ViTAE: five times the epochs with a fifth of the pictures; and the training on all of them is made once."""
-    cells = {place: design().cell(*place) for place in design().places()}
+    cells = {training: design().cell(*training) for training in design().trainings()}
     parts = [cell.settings for (_, kind, _, _), cell in cells.items() if kind == "pictures"]
     steps = [each["run.epochs"] * each["data.fraction"] for each in parts]
     assert steps == pytest.approx([5.0] * 6, rel=1e-5)  # ten epochs of half of the pictures
@@ -71,7 +71,7 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path, monkeypatch):
             for cell, top1 in zip(cells, found, strict=True)
         ]
 
-    monkeypatch.setattr(efficiency, "run_cells", some_fail)
+    monkeypatch.setattr(comparing, "run_cells", some_fail)
     found = compare(tmp_path, design(seeds=3))
     assert found.difference("ceit_nano", "cvt_nano", "epochs", 10).mean == 0
     content = json.loads((tmp_path / "compare.json").read_text())
@@ -92,7 +92,7 @@ def trained_at_once(study, cells, *, watch=None, **how):
 
 
 def test_numbers_of_a_comparison(tmp_path, monkeypatch):
-    monkeypatch.setattr(efficiency, "run_cells", trained_at_once)
+    monkeypatch.setattr(comparing, "run_cells", trained_at_once)
     found = compare(tmp_path, design(seeds=2))
     content = json.loads((tmp_path / "compare.json").read_text())
     cvt = content["models"]["cvt_nano"]
@@ -114,7 +114,7 @@ def test_a_model_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypa
         good = trained_at_once(study, cells)
         return [Result(r.cell, error="no memory") if r.cell.model == "ceit_nano" else r for r in good]
 
-    monkeypatch.setattr(efficiency, "run_cells", one_fails)
+    monkeypatch.setattr(comparing, "run_cells", one_fails)
     found = compare(tmp_path, design())
     assert found.errors == ["ceit_nano: no memory"]
     assert found.line("ceit_nano", "epochs") == []
@@ -122,7 +122,7 @@ def test_a_model_that_fails_is_named_and_the_others_are_shown(tmp_path, monkeypa
 
 
 def test_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(efficiency, "run_cells", trained_at_once)
+    monkeypatch.setattr(comparing, "run_cells", trained_at_once)
     code, out, err = command(
         "bench", *SCORES, "--compare", "demo:fashion", "--epochs", "1,2", "--out", tmp_path / "out"
     )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from weft.study.search.pareto import choose, dominates, front, kendall_tau
+from weft.study.search.pareto import choose_best, dominates, front, kendall_tau
 
 PAIRS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda p: (float(p[0]), float(p[1]))), max_size=14)
 SCORES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12)
@@ -29,7 +29,7 @@ def test_front_against_brute_force(pairs):
 
 @given(PAIRS, st.integers(1, 8))
 def test_choose_takes_one_front_after_the_other(pairs, count):
-    chosen = choose(pairs, count)
+    chosen = choose_best(pairs, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(pairs))
     left = [i for i in range(len(pairs)) if i not in chosen]
     assert not any(dominates(pairs[i], pairs[j]) for i in left for j in chosen)
@@ -37,8 +37,8 @@ def test_choose_takes_one_front_after_the_other(pairs, count):
 
 def test_a_long_front_is_taken_in_even_steps():
     pairs = [(float(i), float(i)) for i in range(9)]
-    assert choose(pairs, 3) == [0, 4, 8]
-    assert choose(pairs, 1) == [8]
+    assert choose_best(pairs, 3) == [0, 4, 8]
+    assert choose_best(pairs, 1) == [8]
 
 
 @given(SCORES)

@@ -11,11 +11,11 @@ from tests.helpers.small_runs import command, make_pictures, refused
 from tests.helpers.variants import CVT
 from weft.engine.log import METRICS
 from weft.errors import WeftError
-from weft.study.cells.cells import Result, cell_folder
+from weft.study.cells.cell import Result, cell_folder
 from weft.study.search import search as searching
-from weft.study.search.plan import Found, Plan, Trial, amount, keep_plan
+from weft.study.search.plan import SearchPlan, SearchResult, Trial, save_plan, short_number
 from weft.study.search.prune import is_below_median
-from weft.study.search.search import Search, _seconds, share
+from weft.study.search.search import Search, _seconds
 from weft.study.search.supernet import Costs
 
 BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}
@@ -23,12 +23,12 @@ ARGS = {**CVT, "depths": [1, 1, 1]}
 pytest.importorskip("optuna")
 
 
-def plan_of(**how) -> Plan:
+def plan_of(**how) -> SearchPlan:
     common = dict(
         data="demo:fashion", model="cvt_nano", choices=BLOCKS, args=ARGS, recipe="quick", settings={}, validated=100
     )
     shape = dict(shape={"num_classes": 10, "img_size": (16, 16)}, input_size=(3, 16, 16))
-    return Plan(**{**common, **shape, **how})
+    return SearchPlan(**{**common, **shape, **how})
 
 
 @cache
@@ -38,7 +38,7 @@ def costs_of(choices: str) -> Costs:
     return Costs(plan.space, plan.input_size)
 
 
-def search_in(folder, plan: Plan, say=lambda text: None) -> Search:
+def search_in(folder, plan: SearchPlan, say=lambda text: None) -> Search:
     search = Search(folder, plan, say=say)
     search.score, search.costs = "top1", costs_of(json.dumps(plan.choices))
     return search
@@ -49,7 +49,7 @@ def score(search: Search, point) -> float:
     return round(search.costs.of(point)[1] / 1e7 + (point["stride_kv[1][0]"] == 1) * 0.1, 6)
 
 
-def explored(folder, plan: Plan, stop_at: int = 0):
+def explored(folder, plan: SearchPlan, stop_at: int = 0):
     search, calls = search_in(folder, plan), []
 
     def judge(point):
@@ -177,7 +177,7 @@ def test_bad_trainings_are_stopped_early(tmp_path, monkeypatch):
     stopped = [trial for trial in found if trial.stopped]
     assert stopped
     assert all(trial.judged == pytest.approx(0.1 * 2 / EPOCHS) for trial in stopped)
-    assert not set(map(id, Found(plan_of(), found, "top1").front())) & set(map(id, stopped))
+    assert not set(map(id, SearchResult(plan_of(), found, "top1").front())) & set(map(id, stopped))
 
     with pytest.raises(KeyboardInterrupt):
         stopped_in(tmp_path / "cut", monkeypatch, good=8, kill_at=12)
@@ -194,7 +194,7 @@ def test_bad_trainings_are_stopped_early(tmp_path, monkeypatch):
 )
 def test_a_budget_is_shared(epochs, among, answer):
     """A tenth of an epoch is the least that makes sense."""
-    assert share(epochs, among, least=0.1) == answer
+    assert searching.share_epochs(epochs, among, least=0.1) == answer
 
 
 def test_more_networks_do_not_change_those_that_are_trained(tmp_path):
@@ -202,9 +202,9 @@ def test_more_networks_do_not_change_those_that_are_trained(tmp_path):
     rows = [{"kind": "step", "step": step, "epoch": step / 100} for step in (600, 1200)]
     (tmp_path / "supernet").mkdir()
     (tmp_path / "supernet" / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert search_in(tmp_path, plan_of(minutes=9, keep=6)).last_budget() == (2, 1.0, 6)
-    assert search_in(tmp_path, plan_of(minutes=9, keep=12)).last_budget() == (2, 1.0, 12)
-    assert search_in(tmp_path, plan_of(epochs=20, keep=12)).last_budget() == (20, 1.0, 12)
+    assert search_in(tmp_path, plan_of(minutes=9, keep=6)).final_budget() == (2, 1.0, 6)
+    assert search_in(tmp_path, plan_of(minutes=9, keep=12)).final_budget() == (2, 1.0, 12)
+    assert search_in(tmp_path, plan_of(epochs=20, keep=12)).final_budget() == (20, 1.0, 12)
 
 
 def test_limits_that_nothing_keeps_are_told_at_once(tmp_path):
@@ -237,15 +237,15 @@ def test_what_is_found_is_written(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_another_search_is_refused_and_more_trials_are_not(tmp_path):
-    keep_plan(tmp_path, plan_of(trials=5))
-    keep_plan(tmp_path, plan_of(trials=50))
+    save_plan(tmp_path, plan_of(trials=5))
+    save_plan(tmp_path, plan_of(trials=50))
     with pytest.raises(WeftError, match="holds another search: its objective is 'macs'"):
-        keep_plan(tmp_path, plan_of(objective="parameters"))
+        save_plan(tmp_path, plan_of(objective="parameters"))
 
 
 @pytest.mark.parametrize(("number", "text"), [(18209192, "18.2 M"), (5077193728, "5.08 G"), (950, "950")])
 def test_amounts(number, text):
-    assert amount(number) == text
+    assert short_number(number) == text
 
 
 @pytest.mark.parametrize(

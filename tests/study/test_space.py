@@ -15,7 +15,7 @@ from weft.catalog.cost import count_macs, count_macs_by_kind, count_parameters
 from weft.errors import WeftError
 from weft.models.cvt import VARIANTS
 from weft.study.search.space import SPACES, Space, check_choices, read_space
-from weft.study.search.supernet import Costs, Skeletons, Supernet, recalibrate
+from weft.study.search.supernet import Costs, MetaNetworks, Supernet, recalibrate
 
 BLOCKS = {"block": {"stride_kv": [1, 2], "mlp_ratio": [2.0, 4.0]}}
 SMALL = dict(num_classes=5, img_size=32, drop_path_rate=0.0)
@@ -84,10 +84,10 @@ def test_the_model_as_it_is():
 
 def test_networks_put_together_from_blocks_are_those_that_are_built():
     space = cvt_space()
-    skeletons = Skeletons(space)
+    networks = MetaNetworks(space)
     for seed in range(3):
         point = space.random(random.Random(seed))
-        built, put = space.build(point, device="meta"), skeletons.at(point)
+        built, put = space.build(point, device="meta"), networks.at(point)
         assert {k: v.shape for k, v in built.state_dict().items()} == {k: v.shape for k, v in put.state_dict().items()}
         assert count_macs(built, (3, 32, 32)) == count_macs(put, (3, 32, 32))
 
@@ -187,7 +187,7 @@ def test_a_step_trains_all_and_keeps_the_statistics_of_the_largest_alone():
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     net.run(net.points[0], x)
     assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
-    alone = net.skeletons.space.build(net.points[1])
+    alone = net.networks.space.build(net.points[1])
     alone.load_state_dict(net.whole.state_dict())
     alone.train()(x[:4])
     net(x).sum().backward()

@@ -7,58 +7,57 @@ from typing import Any
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
-import tools.performance  # noqa: F401  puts benchmarks/ on the path
 from tests.helpers.small_runs import refused
-from weft.engine import compiling
 from weft.errors import WeftError
-from weft.kernels import switch
-from weft.kernels.ops import op
-from weft.kernels.ops.op import define
-from weft.kernels.tuning import launches
-from weft.study import speed as bench
-
-import kernels  # isort: skip
+from weft.study.speed import measure as measuring
+from weft.study.speed.measure import (
+    LEAST_ROUNDS,
+    SpeedRow,
+    SpeedSettings,
+    make_model,
+    make_rows,
+    pair_with_peers,
+    time_in_turns,
+)
+from weft.study.speed.models import own_size
+from weft.study.speed.report import as_json, as_table, title
 
 QUICK = ["--img-size", "32", "--batch", "1", "--seconds", "0.001", "--device", "cpu"]
 
 
-# weft bench -------------------------------------------------------------------------------------------------------
-
-
-def contender(name: str, batch: int = 8, error: str = "") -> Any:
-    return SimpleNamespace(name=name, error=error, gib=None, settings=bench.Settings(batch=batch))
+def timed(name: str, batch: int = 8, error: str = "") -> Any:
+    return SimpleNamespace(name=name, error=error, gib=None, settings=SpeedSettings(batch=batch))
 
 
 def test_rows_from_timings():
     """The ratio is that of each round: here the peer is twice as slow in all of them, while the machine slows down."""
     times = {"ours": [0.1, 0.2, 0.8], "peer": [0.2, 0.4, 1.6], "gone": []}
-    contenders = [contender("ours"), contender("peer"), contender("gone", error="does not run")]
-    ours, peer, gone = bench.make_rows(contenders, times, {"ours": "peer"})
+    models = [timed("ours"), timed("peer"), timed("gone", error="does not run")]
+    ours, peer, gone = make_rows(models, times, {"ours": "peer"})
     assert (ours.pictures_per_second, ours.low, ours.high, ours.milliseconds) == (40, 10, 80, 200)
     assert ours.ratio == 2
     assert ours.peer == "peer"
     assert peer.ratio is None
     assert peer.pictures_per_second == 20
-    assert gone == bench.Row("gone", error="does not run")
+    assert gone == SpeedRow("gone", error="does not run")
 
 
 def test_rows_without_a_peer_that_failed():
-    (row, _) = bench.make_rows([contender("ours"), contender("peer", error="no")], {"ours": [1.0]}, {"ours": "peer"})
+    (row, _) = make_rows([timed("ours"), timed("peer", error="no")], {"ours": [1.0]}, {"ours": "peer"})
     assert row.ratio is None
     assert row.pictures_per_second == 8
 
 
 def test_pairs():
-    assert bench.pair(["a", "b"], ["x", "y"]) == {"a": "x", "b": "y"}
-    assert bench.pair(["a", "b"], ["x"]) == {"a": "x", "b": "x"}
-    assert bench.pair(["a", "b"], []) == {}
+    assert pair_with_peers(["a", "b"], ["x", "y"]) == {"a": "x", "b": "y"}
+    assert pair_with_peers(["a", "b"], ["x"]) == {"a": "x", "b": "x"}
+    assert pair_with_peers(["a", "b"], []) == {}
     with pytest.raises(WeftError, match="3 peers for 2 models"):
-        bench.pair(["a", "b"], ["x", "y", "z"])
+        pair_with_peers(["a", "b"], ["x", "y", "z"])
 
 
-def test_a_race_takes_turns():
+def test_models_take_turns():
     order = []
 
     def runner(name: str) -> Any:
@@ -68,24 +67,24 @@ def test_a_race_takes_turns():
 
         return SimpleNamespace(name=name, error="", time=time)
 
-    times = bench.race([runner("a"), runner("b")], seconds=0.3, rounds=3)
+    times = time_in_turns([runner("a"), runner("b")], seconds=0.3, rounds=3)
     assert times == {"a": [0.01] * 3, "b": [0.01] * 3}
     assert order == [("a", 1), ("b", 1)] + [("a", 10), ("b", 10)] * 3
 
 
 def test_slow_models_get_fewer_rounds():
     slow = SimpleNamespace(name="slow", error="", time=lambda calls: 2.0)
-    assert bench.race([slow], seconds=3.0, rounds=9) == {"slow": [2.0] * bench.LEAST}
+    assert time_in_turns([slow], seconds=3.0, rounds=9) == {"slow": [2.0] * LEAST_ROUNDS}
 
 
 def test_columns_without_numbers_are_left_out():
-    alone = bench.Row("a", pictures_per_second=8, low=7, high=9, milliseconds=1)
-    assert bench.as_table([alone])[0] == ["model", "pictures/s", "range", "ms/batch"]
-    assert bench.as_table([alone, bench.Row("b", error="does not run")])[2][-1] == "does not run"
+    alone = SpeedRow("a", pictures_per_second=8, low=7, high=9, milliseconds=1)
+    assert as_table([alone])[0] == ["model", "pictures/s", "range", "ms/batch"]
+    assert as_table([alone, SpeedRow("b", error="does not run")])[2][-1] == "does not run"
 
 
 def test_pictures_have_the_first_models_size():
-    assert [bench.own_size(name) for name in ("cvt_nano", "cvt_13", "test_resnet")] == [64, 224, 160]
+    assert [own_size(name) for name in ("cvt_nano", "cvt_13", "test_resnet")] == [64, 224, 160]
 
 
 def test_command(command, tmp_path):
@@ -142,25 +141,24 @@ def test_command_trains_and_prints_json(command):
     ],
 )
 def test_models_are_fast_unless_plain_ones_are_wanted(options, form, says):
-    settings = bench.Settings(img_size=32, **options)
-    model = bench.make_model("cvt_nano", settings)
+    settings = SpeedSettings(img_size=32, **options)
+    model = make_model("cvt_nano", settings)
     folded = not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     assert type(model).__name__ == form
     assert folded == (not options)
-    assert bench.title(bench.as_json([], settings, 1.0)).startswith(says)
-    assert type(bench.make_model("test_resnet", settings)).__name__ == "ResNet"
+    assert title(as_json([], settings, 1.0)).startswith(says)
+    assert type(make_model("test_resnet", settings)).__name__ == "ResNet"
 
 
 def test_one_model_that_does_not_fit(command, monkeypatch):
     """Its row says why, and the others are measured."""
-    make_model = bench.make_model
 
-    def short_of_memory(name: str, settings: bench.Settings) -> Any:
+    def short_of_memory(name: str, settings: SpeedSettings) -> Any:
         if name == "ceit_nano":
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make_model(name, settings)
 
-    monkeypatch.setattr(bench, "make_model", short_of_memory)
+    monkeypatch.setattr(measuring, "make_model", short_of_memory)
     code, out, _ = command("bench", "ceit_nano", "cvt_nano", *QUICK)
     assert code == 1
     assert "does not fit into memory at batch 1; try a smaller --batch" in out.splitlines()[2]
@@ -193,74 +191,3 @@ def test_mistakes(command, args, words):
 def test_missing_transformers(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(command("bench", "hf:cvt-13"), "pip install transformers")
-
-
-# Kernels ----------------------------------------------------------------------------------------------------------
-
-SPEEDS = {"slow": 4e-6, "fast": 1e-6, "wrong": 1e-7, "nothing": 1e-7}
-
-
-def test_the_fastest_right_candidate_is_chosen(monkeypatch):
-    def run(x: torch.Tensor) -> torch.Tensor:
-        how = launches._forced.get("how")
-        y = torch.relu(x)
-        y[3] += {"wrong": 9.0, "nothing": torch.nan}.get(how or "", 0.0)  # an edge that drowns in a mean
-        return y
-
-    operation = define("fake", torch.relu, "none.such")
-    operation.run = run  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(kernels, "time_call", lambda call: SPEEDS.get(launches._forced.get("how", ""), 8e-6))
-    case = kernels.Case("64", operation, lambda: (torch.randn(64),), [{"how": how} for how in SPEEDS])
-    row = kernels.measure(case, kernels.Rates(copy=1e9, matrix=1e12))
-    assert (row["launch"], row["best"], row["twin"]) == ({"how": "fast"}, 1e-6, 8e-6)
-    assert row["floor"] == pytest.approx(512e-9)
-    assert [line.split(":")[0] for line in row["wrong"]] == ["how=wrong", "how=nothing"]
-
-
-def test_cases_of_kernels(monkeypatch):
-    """Their twins take them; the CPU has no other."""
-    for name, value in dict(DEVICE="cpu", TRAIN=1, INFER=1).items():
-        monkeypatch.setattr(kernels, name, value)
-    monkeypatch.setattr(op, "has_triton", lambda: False)
-    found = list(kernels.cases())
-    for case in found:
-        assert kernels.tensors_in(case.operation.run(*case.inputs())), case
-    parameters = {key for default, *_ in launches.TABLE.values() for key in default}
-    assert {key for case in found for launch in case.candidates for key in launch} <= parameters
-
-
-@pytest.mark.parametrize(
-    ("version", "enough"), [("3.6.0", True), ("3.6rc1", True), ("4.0+git1", True), ("3.5.1", False), ("unknown", False)]
-)
-def test_versions_of_triton(monkeypatch, version, enough):
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
-    monkeypatch.setattr(switch.importlib.util, "find_spec", lambda name: object())
-    assert switch.has_triton.__wrapped__() is enough
-
-
-def test_word_of_the_environment():
-    assert switch.wanted("On")
-    assert not switch.wanted("off")
-    with pytest.raises(WeftError, match="WEFT_KERNELS='bogus'"):
-        switch.wanted("bogus")
-
-
-def test_torch_is_mended_where_it_has_the_fault(monkeypatch):
-    class CantSplit(Exception):
-        def __init__(self, expr: Any, remaining: Any) -> None:
-            super().__init__()
-
-    compiling.mend(SimpleNamespace())  # a torch that has no such thing
-    compiling.mend(SimpleNamespace(CantSplit=ValueError))
-    seen: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda model: model)
-    monkeypatch.setattr(
-        compiling.importlib, "import_module", lambda name: seen.append(name) or SimpleNamespace(CantSplit=CantSplit)
-    )
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.15.0"))
-    compiling.compile_model(torch.nn.Identity())
-    assert not seen
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu128"))
-    compiling.compile_model(torch.nn.Identity())
-    assert seen
-    CantSplit()  # pyright: ignore[reportCallIssue]

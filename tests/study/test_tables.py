@@ -11,7 +11,7 @@ from weft import WeftError
 from weft.catalog.cost import count_parameters
 from weft.catalog.papers import PAPERS
 from weft.config import Config, override
-from weft.study.ablate.costs import cost_in_paper, count, measure, plain
+from weft.study.ablate.costs import as_lists, cost_in_paper, count_cost, measure_throughput
 from weft.study.ablate.tables import COLUMNS, Network, find_table, table_names
 
 TABLES = [find_table(name) for name in table_names()]
@@ -36,7 +36,7 @@ def in_papers(table, row):
     """The row of weft.catalog.papers, whose costs test_papers.py counts, with the same network."""
     for paper in PAPERS:
         for known in paper.rows:
-            same = known.model == row.full.model and plain(known.switches) == plain(row.full.switches)
+            same = known.model == row.full.model and as_lists(known.switches) == as_lists(row.full.switches)
             if same and known.img_size == 224 and not known.head and paper.name == table.paper:
                 yield known
 
@@ -108,7 +108,7 @@ def test_ceit_without_its_parts_is_deit(name):
 
 
 def test_known_costs_are_not_counted_again(monkeypatch):
-    monkeypatch.setattr("weft.study.ablate.costs.count", None)
+    monkeypatch.setattr("weft.study.ablate.costs.count_cost", None)
     cost = cost_in_paper(Network("cvt_13", {"embed": "patch"}))
     assert (cost.parameters, cost.macs) == (19_561_064, 4.426)
 
@@ -116,8 +116,8 @@ def test_known_costs_are_not_counted_again(monkeypatch):
 def test_network_that_cannot_be_made_has_no_costs():
     """Its row fails; the others are not held up."""
     odd, fits = Network("cvt_nano", {"num_heads": [3, 3, 3]}), Network("vt_resnet_nano")
-    assert count(odd, 28) is None
-    speeds = measure({"odd": odd, "fits": fits}, 28, 10, 1, torch.device("cpu"), threads=1)  # grey pictures
+    assert count_cost(odd, 28) is None
+    speeds = measure_throughput({"odd": odd, "fits": fits}, 28, 10, 1, torch.device("cpu"), threads=1)  # grey pictures
     assert speeds["odd"] is None
     assert speeds["fits"] > 0
 
@@ -125,12 +125,12 @@ def test_network_that_cannot_be_made_has_no_costs():
 @pytest.mark.parametrize(("plain_one", "with_tokens"), [("R18", "VT-R18"), ("R34", "VT-R34")])
 def test_stand_ins_of_vt_cost_as_much_as_those_of_resnets(plain_one, with_tokens):
     rows = {row.name: row for row in find_table("vt-resnet").rows}
-    one, other = (count(rows[name].nano, 32, 10).macs for name in (plain_one, with_tokens))
+    one, other = (count_cost(rows[name].nano, 32, 10).macs for name in (plain_one, with_tokens))
     assert one == pytest.approx(other, rel=0.2)
 
 
 def test_costs_at_another_size():
-    smaller = count(Network("deit_tiny_patch16_224"), 32).parameters
+    smaller = count_cost(Network("deit_tiny_patch16_224"), 32).parameters
     assert smaller == PUBLISHED["deit_tiny_patch16_224"] - 192 * (14 * 14 - 2 * 2)  # fewer positions
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tools import performance  # puts benchmarks/ on the path
-from weft.study import speed as bench
+from weft.study.speed.models import HUGGING_FACE, check_names
+from weft.study.speed.report import facts
 
 import gpu_speed  # isort: skip
 
@@ -130,7 +131,7 @@ def test_results_of_other_models_stay():
 
 def test_models_and_peers_are_known(monkeypatch):
     names = [*gpu_speed.PEERS, *filter(None, gpu_speed.PEERS.values())]
-    bench.check_names([name for name in names if name not in bench.HUGGING_FACE])
+    check_names([name for name in names if name not in HUGGING_FACE])
     assert {name for name, peer in gpu_speed.PEERS.items() if not peer} == {*gpu_speed.PUBLISHED}
     for kind, pairs in gpu_speed.RATIOS.items():
         assert {column for pair in pairs for column in pair} <= {*gpu_speed.COLUMNS[kind]}
@@ -164,8 +165,8 @@ def made_up() -> dict[str, Any]:
                 row = {"model": name, "kind": kind, "column": column, "error": "", "gib": 4.0 + i}
                 row |= {"first_seconds": 2.0 + i, "turns": [speed] * 3, "pictures_per_second": speed}
                 found.append(row)
-    facts = bench.facts()
-    return {**facts, "machine": {**facts["machine"], "gpu": "NVIDIA H200"}, "rows": found}
+    start = facts()
+    return {**start, "machine": {**start["machine"], "gpu": "NVIDIA H200"}, "rows": found}
 
 
 def test_pages_are_filled():

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.options import Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
@@ -10,7 +11,7 @@ from weft.errors import WeftError, check_positive, check_ratio
 
 if TYPE_CHECKING:
     from weft.study.ablate.summary import Study
-    from weft.study.ablate.tables import Row, Table
+    from weft.study.ablate.tables import Table, TableRow
 
 MINUTES = 30.0  # where nobody said how long
 
@@ -74,23 +75,21 @@ def ablate(
     from weft.study.ablate.tables import find_table
 
     if not table:
-        print_columns(_listing(), right=[3])
+        print_columns(_list_tables(), right=[3])
         return
     chosen = find_table(table)
     if not data:
         _show(chosen, table)
         return
-    check_positive(seeds=seeds, jobs=jobs or 1)
-    check_positive(img_size=1 if img_size is None else img_size)
+    check_positive(seeds=seeds, jobs=jobs or 1, img_size=1 if img_size is None else img_size)
     check_ratio(fraction=fraction)
     check_length(epochs, minutes)
 
     from weft.run.train import name_settings
-    from weft.study.ablate.ablate import ablate as run
-    from weft.study.ablate.plan import Wish
-    from weft.study.ablate.report import left_out, short_header, short_row
+    from weft.study.ablate.plan import AblationRequest, Execution
+    from weft.study.ablate.run import run_ablation
 
-    wish = Wish(
+    request = AblationRequest(
         data=data,
         model=model,
         minutes=0.0 if epochs else minutes or MINUTES,
@@ -102,7 +101,14 @@ def ablate(
     )
     folder = study_folder(out, "ablate", chosen.name)
     with _watching(quiet) as (tell, watch):
-        study = run(chosen, wish, folder, seeds=seeds, jobs=jobs, device=device, say=tell, watch=watch)
+        study = run_ablation(chosen, request, Execution(folder, seeds, jobs, device, tell), watch)
+    _print_study(study, folder, quiet)
+
+
+def _print_study(study: "Study", folder: Path, quiet: bool) -> None:
+    """Prints the table; raises where cells failed."""
+    from weft.study.ablate.report import left_out, short_header, short_row
+
     print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
     if not quiet:
         print(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
@@ -116,7 +122,7 @@ def ablate(
         )
 
 
-def _listing() -> list[list[str]]:
+def _list_tables() -> list[list[str]]:
     from weft.study.ablate.tables import FOLDER, read_table
 
     tables = [read_table(file) for file in sorted(FOLDER.glob("*.yaml"))]
@@ -125,7 +131,7 @@ def _listing() -> list[list[str]]:
 
 
 def _show(table: "Table", given: str) -> None:
-    """The table as printed, with the costs of the same networks here."""
+    """Prints a table with the paper's figures, and the costs of the same networks here."""
     from weft.study.ablate.costs import cost_in_paper
     from weft.study.ablate.report import title
     from weft.study.statistics import DASH
@@ -136,7 +142,7 @@ def _show(table: "Table", given: str) -> None:
         printed = [f"{row.paper[name]:g} {units[name]}" if name in row.paper else DASH for name in table.columns]
         cost = cost_in_paper(row.full) if row.full else None
         here = [f"{cost.parameters / 1e6:.2f} M", f"{cost.macs:.2f} G"] if cost else [DASH, DASH]
-        rows.append([row.name, *printed, *here, *_made_of(row)])
+        rows.append([row.name, *printed, *here, *_network_cells(row)])
     names = {"top1": "top-1", "macs": "MACs"}
     header = [
         "row",
@@ -153,7 +159,7 @@ def _show(table: "Table", given: str) -> None:
     print(f"\nTrain it: weft ablate {given} DATA --minutes 30")
 
 
-def _made_of(row: "Row") -> list[str]:
+def _network_cells(row: "TableRow") -> list[str]:
     """Model and switches."""
     if row.full is None:
         return ["-", f"not here: {row.missing}"]
@@ -162,7 +168,7 @@ def _made_of(row: "Row") -> list[str]:
 
 @contextmanager
 def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["Study", dict[str, str]], None]]]:
-    """A table that fills on a terminal; elsewhere a line for every cell that is done."""
+    """Functions to say a line and to show a study: a table that fills on a terminal, elsewhere a line for each cell."""
     if quiet:
         yield lambda text: None, lambda study, states: None
     elif sys.stdout.isatty():
@@ -173,7 +179,7 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
         with Live(console=console, transient=True, refresh_per_second=2) as live:
             yield (
                 lambda text: console.print(text, markup=False),
-                lambda study, states: live.update(_live(study, states)),
+                lambda study, states: live.update(_live_table(study, states)),
             )
     else:
         said: set[tuple[str, int]] = set()
@@ -188,15 +194,15 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
         yield say, tell
 
 
-def _live(study: "Study", states: dict[str, str]) -> Any:
-    """What is known by now, narrow enough for any terminal; costs come with the whole table."""
+def _live_table(study: "Study", states: dict[str, str]) -> Any:
+    """The results so far, narrow enough for any terminal; costs come with the whole table."""
     from rich.table import Table
     from rich.text import Text
 
-    from weft.study.ablate.ablate import cells_of
     from weft.study.ablate.report import score, scored
-    from weft.study.cells.cells import LEFT_OUT
-    from weft.study.statistics import spell_difference
+    from weft.study.ablate.run import cells_of
+    from weft.study.cells.cell import LEFT_OUT
+    from weft.study.statistics import format_difference
 
     cells = cells_of(study.table, study.plan, study.seeds)
     shown = Table(box=None, pad_edge=False, caption=f"{study.done} of {study.cells} cells", caption_justify="left")
@@ -206,6 +212,6 @@ def _live(study: "Study", states: dict[str, str]) -> Any:
         mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
         running = [state for state in mine if state not in ("done", "waiting", LEFT_OUT)]
         now = running[0] if running else "waiting" if "waiting" in mine else ""
-        texts = (line.row.name, score(line), spell_difference(line.difference), line.verdict, now)
+        texts = (line.row.name, score(line), format_difference(line.difference), line.verdict, now)
         shown.add_row(*map(Text, texts))
     return shown

@@ -1,7 +1,8 @@
-"""The command that measures: `weft bench`, speed of models, and how fast they learn."""
+"""The command that measures: `weft bench`, how fast models are, and how fast they learn."""
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -24,7 +25,7 @@ from weft.errors import WeftError, check_positive, check_ratio
 if TYPE_CHECKING:
     import torch
 
-    from weft.study.speed import Row
+    from weft.study.speed.measure import SpeedRow, SpeedSettings
 
 
 def bench(
@@ -107,13 +108,9 @@ def bench(
         With --compare: settings of the trainings, such as --optim.lr 0.001.
     """
     check_out(json=as_json)
+    form = dict(train=train, compile=compile, replay=replay, fuse=fuse, fast=fast)
     if compare:
-        speed = dict(train=train, compile=compile, replay=replay, against=against)
-        speed |= dict(json=as_json, dtype=dtype, seconds=seconds is not None, fuse=not fuse, fast=not fast)
-        unused = [name for name, value in speed.items() if value]
-        if unused:
-            no = "no-" if unused[0] in ("fuse", "fast") else ""
-            raise WeftError(f"--{no}{unused[0]} is for measurements of speed; leave it out with --compare.")
+        _refuse_speed_options(**form, against=against, json=as_json, dtype=dtype, seconds=seconds)
         settings = {**settings_of(keys), "img_size": img_size, "batch": batch, "device": device}
         _compare(list(models), compare, settings, epochs, fractions, seeds, recipe, jobs, device, out)
         return
@@ -126,38 +123,99 @@ def bench(
     check_positive(batch=1 if batch is None else batch, img_size=1 if img_size is None else img_size)
     seconds = 3.0 if seconds is None else seconds
     check_ratio(seconds=seconds)
+    settings = _speed_settings(models[0], device, batch, img_size, dtype, **form)
+    _measure(models, against, settings, seconds, as_json)
 
-    from weft.study import speed as measuring
 
-    place = _place(device)
+# Speed --------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_speed_options(*, fuse: bool, fast: bool, seconds: float | None, **others: Any) -> None:
+    """Raises for an option that has nothing to do with trainings."""
+    given = [name for name, value in others.items() if value]
+    given += ["seconds"] if seconds is not None else []
+    given += [name for name, value in {"no-fuse": fuse, "no-fast": fast}.items() if not value]
+    if given:
+        raise WeftError(f"--{given[0]} is for measurements of speed; leave it out with --compare.")
+
+
+def _speed_settings(
+    first: str, device: str, batch: int | None, img_size: int | None, dtype: str | None, *, train: bool, **form: bool
+) -> "SpeedSettings":
+    """The settings of a measurement, with what was left open from the device and the first model."""
+    from weft.study.speed.measure import SpeedSettings
+    from weft.study.speed.models import own_size
+
+    place = _pick_device(device)
     gpu = place.type == "cuda"
     if dtype == "fp16" and not gpu:
         raise WeftError("--dtype fp16 needs a GPU; choose bf16 or fp32.")
-    if replay and not gpu:
-        raise WeftError("--replay records CUDA graphs; it needs a GPU.")
-    settings = measuring.Settings(
+    if form["replay"] and not gpu:
+        raise WeftError("--replay records CUDA graphs, which need a GPU; leave it out on a CPU.")
+    return SpeedSettings(
         train=train,
-        compile=compile,
-        replay=replay,
         batch=batch or ((128 if train else 256) if gpu else 8),
-        img_size=img_size or measuring.own_size(models[0]),
+        img_size=img_size or own_size(first),
         dtype=dtype or ("bf16" if gpu else "fp32"),
         device=str(place),
-        fuse=fuse,
-        fast=fast,
+        **form,
     )
+
+
+def _measure(
+    models: Sequence[str], against: Sequence[str], settings: "SpeedSettings", seconds: float, as_json: str
+) -> None:
+    """Measures, prints and writes; exit code 1 where a model failed."""
+    from weft.study.speed import report
+    from weft.study.speed.measure import measure
+
     with progress_of("timings", quiet=False) as progress:
-        rows = measuring.measure(models, against, settings, seconds, progress)
-    result = measuring.as_json(rows, settings, seconds)
+        rows = measure(models, against, settings, seconds, progress)
+    result = report.as_json(rows, settings, seconds)
     if as_json:
         write_out(as_json, json.dumps(result, indent=2) + "\n")
     if as_json != "-":
-        print(measuring.title(result))
-        _print(rows)
+        print(report.title(result))
+        _print_rows(rows, report.as_table(rows))
         if as_json:
             print(f"Wrote {as_json}.")
     if any(row.error for row in rows):
         sys.exit(1)
+
+
+def _pick_device(name: str) -> "torch.device":
+    from weft.engine.device import pick_device
+
+    try:
+        place = pick_device(name)
+    except WeftError as error:
+        raise WeftError(str(error).replace("run.device=", "--device ")) from None
+    if place.type not in ("cpu", "cuda"):
+        raise WeftError(f"--device {name!r} is not measured; choose auto, cpu, cuda or cuda:N.")
+    return place
+
+
+def _print_rows(rows: "list[SpeedRow]", table: list[list[str]]) -> None:
+    """Prints the table; on a terminal in colours, failures in red."""
+    header, *lines = table
+    right = [i for i, name in enumerate(header) if name not in ("model", "to")]
+    if not sys.stdout.isatty():
+        print_columns([header, *lines], right=right)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False)
+    for i, name in enumerate(header):
+        shown.add_column(name, justify="right" if i in right else "left")
+    for row, texts in zip(rows, lines, strict=True):
+        style = "red" if row.error else "bold" if row.ratio is not None else ""
+        shown.add_row(*(Text(text, style=style) for text in texts))
+    Console().print(shown)
+
+
+# Learning -----------------------------------------------------------------------------------------------------------
 
 
 def _compare(
@@ -172,6 +230,7 @@ def _compare(
     device: str,
     out: str,
 ) -> None:
+    """Trains the models at equal budgets and compares them; exit code 1 where a training failed."""
     if len(models) < 2 or len(set(models)) < len(models):
         raise WeftError("Name two or more models to compare: weft bench ceit_nano t2t_vit_7 --compare DATA")
     check_positive(seeds=seeds, jobs=jobs or 1)
@@ -179,16 +238,16 @@ def _compare(
     parts = _numbers("fractions", fractions or "0.2,0.6,1", most=1.0)
 
     from weft.run.train import name_settings
-    from weft.study.cells.settle import settle
-    from weft.study.cells.workers import telling
-    from weft.study.efficiency.efficiency import Design, compare
+    from weft.study.cells.setup import prepare_study
+    from weft.study.cells.workers import say_progress
+    from weft.study.efficiency.compare import Design, compare
     from weft.study.efficiency.page import table
 
-    common = settle(data, models, name_settings(given), recipe, say)
+    common = prepare_study(data, models, name_settings(given), recipe, say)
     folder = study_folder(out, "compare", data, *models)
     design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
     say(f"{len(design.names())} trainings -> {folder}")
-    found = compare(folder, design, jobs=jobs, device=device, watch=telling(say, design.names()))
+    found = compare(folder, design, jobs=jobs, device=device, watch=say_progress(say, design.names()))
     header, *rows = table(found)
     print_columns([header, *rows], right=range(1, len(header)))
     for error in found.errors:
@@ -207,36 +266,3 @@ def _numbers(option: str, text: str, *, most: float = float("inf"), whole: bool 
     if not all(0 < value <= most and not (whole and value % 1) for value in values):
         raise WeftError(f"--{option} {text} is no list such as {'10,20,30' if whole else '0.2,0.6,1'}.")
     return values
-
-
-def _place(name: str) -> "torch.device":
-    from weft.engine.device import pick_device
-
-    try:
-        place = pick_device(name)
-    except WeftError as error:
-        raise WeftError(str(error).replace("run.device=", "--device ")) from None
-    if place.type not in ("cpu", "cuda"):
-        raise WeftError(f"--device {name!r} is not measured; choose auto, cpu, cuda or cuda:N.")
-    return place
-
-
-def _print(rows: "list[Row]") -> None:
-    from weft.study.speed import as_table
-
-    header, *lines = as_table(rows)
-    right = [i for i, name in enumerate(header) if name not in ("model", "to")]
-    if not sys.stdout.isatty():
-        print_columns([header, *lines], right=right)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i in right else "left")
-    for row, texts in zip(rows, lines, strict=True):
-        style = "red" if row.error else "bold" if row.ratio is not None else ""
-        table.add_row(*(Text(text, style=style) for text in texts))
-    Console().print(table)

@@ -1,9 +1,13 @@
 """The command that looks for architectures: `weft search`."""
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from weft.cli.options import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
 from weft.errors import WeftError, check_positive
+
+if TYPE_CHECKING:
+    from weft.study.search.plan import SearchPlan, SearchResult
 
 
 def search(
@@ -80,26 +84,12 @@ def search(
     """
     check_positive(trials=trials, keep=keep, jobs=jobs or 1)
     check_length(epochs, minutes)
-    limits = dict(most_parameters=_count("params", params), most_macs=_count("macs", macs))
     if not supernet and (minutes is not None or inherit):
         raise WeftError("--minutes and --inherit are for a search with a supernet; without one give --epochs.")
-
-    from weft.engine.state import locked
-    from weft.run.train import name_settings
-    from weft.study.search.plan import keep_plan, make_plan
-    from weft.study.search.prune import import_optuna
-    from weft.study.search.search import Search
-
-    import_optuna()
-    given = settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device)
-    plan = make_plan(
-        data,
-        model,
-        name_settings(given),
-        recipe=recipe,
-        space=space,
-        say=say,
+    options = dict(
         objective="parameters" if objective == "params" else "macs",
+        most_parameters=_count("params", params),
+        most_macs=_count("macs", macs),
         trials=trials,
         keep=keep,
         epochs=epochs or 20,
@@ -107,32 +97,47 @@ def search(
         supernet=supernet,
         inherit=inherit,
         seed=seed,
-        **limits,
     )
-    folder = study_folder(out, "search", data, plan.model)
+
+    from weft.run.train import name_settings
+    from weft.study.search.plan import make_plan
+    from weft.study.search.prune import import_optuna
+
+    import_optuna()
+    given = name_settings(settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device))
+    plan = make_plan(data, model, given, recipe=recipe, space=space, say=say, **options)
+    _run(plan, study_folder(out, "search", data, plan.model), device, jobs)
+
+
+def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
+    """Searches, or goes on with it, and prints the networks."""
+    from weft.engine.state import locked
+    from weft.study.search.plan import save_plan
+    from weft.study.search.search import Search
+
     with locked(folder):
-        keep_plan(folder, plan)
+        save_plan(folder, plan)
         found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
         print("Stopped; the same command goes on.")
         return
-    _print(found)
+    _print_networks(found)
     print(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
 
 
-def _print(found: Any) -> None:
-    from weft.study.cells.cells import SCORES
-    from weft.study.search.page import by_cost, row
-    from weft.study.search.plan import amount
+def _print_networks(found: "SearchResult") -> None:
+    from weft.study.cells.cell import SCORES
+    from weft.study.search.page import by_cost, network_row
+    from weft.study.search.plan import short_number
 
     header = ["", SCORES[found.score], "judged", "parameters", "MACs", "choices"]
     rows = []
     for number, trial in enumerate(by_cost(found), start=1):
-        one = row(found, trial, number)
-        mark = ("*" if one["on_front"] else "") + (" as it is" if trial.what else "")
-        choices = "; ".join(f"{name} {text}" for name, text in one["choices"].items())
+        row = network_row(found, trial, number)
+        mark = ("*" if row["on_front"] else "") + (" as it is" if trial.what else "")
+        choices = "; ".join(f"{name} {text}" for name, text in row["choices"].items())
         scores = [f"{trial.trained:.2%}" if trial.trained is not None else "-", f"{trial.judged:.2%}"]
-        rows.append([mark, *scores, amount(trial.parameters), amount(trial.macs), choices])
+        rows.append([mark, *scores, short_number(trial.parameters), short_number(trial.macs), choices])
     print_columns([header, *rows], right=(1, 2, 3, 4))
     print("* no other network trained is better and cheaper.")
     if found.trust:

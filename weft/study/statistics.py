@@ -1,4 +1,4 @@
-"""What a few seeds say: mean and spread, and whether two rows differ by more than chance."""
+"""Statistics of a few seeds: mean and spread, and whether two rows differ by more than chance."""
 
 import math
 import statistics
@@ -34,7 +34,7 @@ def mean_sd(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def difference_by_seed(values: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
-    """Over the seeds that both have."""
+    """The difference over the seeds that both have."""
     both = sorted(values.keys() & base.keys())
     return paired_difference([values[seed] for seed in both], [base[seed] for seed in both])
 
@@ -53,14 +53,14 @@ def paired_difference(
     return Difference(mean, mean - half, mean + half)
 
 
-def spell_score(mean: float | None, sd: float | None) -> str:
+def format_score(mean: float | None, sd: float | None) -> str:
     """In per cent: 76.20 ± 0.31."""
     if mean is None:
         return DASH
     return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
 
 
-def spell_difference(found: Difference | None) -> str:
+def format_difference(found: Difference | None) -> str:
     """In points, with the interval: +0.50 [-0.12, +1.12]."""
     if found is None:
         return DASH

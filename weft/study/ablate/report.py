@@ -7,9 +7,9 @@ from weft.catalog.papers import PAPERS
 from weft.files import write_text
 from weft.study.ablate.costs import Cost
 from weft.study.ablate.plan import describe
-from weft.study.ablate.summary import Line, Study
+from weft.study.ablate.summary import Study, SummaryLine
 from weft.study.ablate.tables import Table
-from weft.study.statistics import CONFIDENCE, DASH, ENOUGH, spell_difference, spell_score
+from weft.study.statistics import CONFIDENCE, DASH, ENOUGH, format_difference, format_score
 from weft.words import many
 
 
@@ -38,22 +38,22 @@ def short_header(study: Study) -> list[str]:
     return ["row", *COSTS, scored(study), "difference", "verdict", "paper"]
 
 
-def short_row(line: Line) -> list[str]:
-    """For a terminal: what was trained, and the paper's top-1 with its difference."""
+def short_row(line: SummaryLine) -> list[str]:
+    """For a terminal: the row that was trained, and the paper's top-1 with its difference."""
     paper = percent_as_printed(line.row.paper.get("top1"))
     if line.paper_difference is not None:
         paper += f" ({line.paper_difference:+.1f})"
-    return [line.row.name, *costs(line.cost), score(line), spell_difference(line.difference), line.verdict, paper]
+    return [line.row.name, *costs(line.cost), score(line), format_difference(line.difference), line.verdict, paper]
 
 
 def result_header(study: Study) -> list[str]:
     return ["row", scored(study), "difference", "paper: top-1", "paper: difference", "verdict"]
 
 
-def result_row(line: Line) -> list[str]:
+def result_row(line: SummaryLine) -> list[str]:
     printed = percent_as_printed(line.row.paper.get("top1"))
     apart = DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}"
-    return [line.row.name, score(line), spell_difference(line.difference), printed, apart, line.verdict]
+    return [line.row.name, score(line), format_difference(line.difference), printed, apart, line.verdict]
 
 
 COSTS = ["parameters", "MACs", "pictures/s"]
@@ -61,7 +61,7 @@ COST_HEADER = ["row", "paper: parameters", "paper: MACs", "here: parameters", "h
 COST_HEADER += [f"trained: {name}" for name in COSTS]
 
 
-def cost_row(line: Line) -> list[str]:
+def cost_row(line: SummaryLine) -> list[str]:
     """The paper's figures, the same network here, and the network that was trained."""
     paper = line.row.paper
     printed = [f"{paper[key]:g} {unit}" if key in paper else DASH for key, unit in (("parameters", "M"), ("macs", "G"))]
@@ -80,8 +80,8 @@ def costs(cost: Cost | None) -> list[str]:
     return [f"{cost.parameters / 1e6:.2f} M", macs, f"{cost.throughput:,.0f}" if cost.throughput else DASH]
 
 
-def score(line: Line) -> str:
-    return DASH if line.mean is None else f"{spell_score(line.mean, line.sd)} %"
+def score(line: SummaryLine) -> str:
+    return DASH if line.mean is None else f"{format_score(line.mean, line.sd)} %"
 
 
 def percent_as_printed(value: float | None) -> str:
@@ -92,7 +92,7 @@ def percent_as_printed(value: float | None) -> str:
 
 
 def notes(study: Study) -> list[str]:
-    """What one must know to read the table."""
+    """Everything one must know to read the table."""
     table, plan = study.table, study.plan
     said = [
         f"Trained here: {describe(plan)}; {many(study.seeds, 'seed')}; the score is that of the last epoch on the "
@@ -158,7 +158,7 @@ class Forest:
 
     LEFT, RIGHT, STEP, TOP = 250, 740, 26, 26
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[SummaryLine]) -> None:
         self.lines = [line for line in lines if line.difference is not None]
         values = [0.0]
         for line in self.lines:

@@ -1,20 +1,20 @@
-"""What the cells of a study say together: a line for each row of the table."""
+"""The results of a study's cells put together: a line for each row of the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.study.ablate.costs import Cost
-from weft.study.ablate.plan import Plan
-from weft.study.ablate.tables import Row, Table
-from weft.study.cells.cells import LEFT_OUT, SCORES, Cell, Result
+from weft.study.ablate.plan import AblationPlan
+from weft.study.ablate.tables import Table, TableRow
+from weft.study.cells.cell import LEFT_OUT, SCORES, Cell, Result
 from weft.study.statistics import Difference, difference_by_seed, mean_sd
 
 
 @dataclass(frozen=True)
-class Line:
-    """What is known of a row: here, and in the paper."""
+class SummaryLine:
+    """The figures of a row: here, and in the paper."""
 
-    row: Row
+    row: TableRow
     full: Cost | None = None  # of the network of the paper's size
     cost: Cost | None = None  # of the network that is trained
     scores: dict[int, float] = field(default_factory=dict)  # by seed, as parts of one
@@ -40,9 +40,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Study:
+    """An ablation study with the results so far."""
+
     table: Table
-    plan: Plan
-    lines: tuple[Line, ...]
+    plan: AblationPlan
+    lines: tuple[SummaryLine, ...]
     seeds: int
     done: int  # cells
     left_out: int  # cells for which there was no time
@@ -55,12 +57,13 @@ class Study:
 
 def summarise(
     table: Table,
-    plan: Plan,
+    plan: AblationPlan,
     cells: dict[tuple[str, int], Cell],
     results: dict[str, Result],
     full: dict[str, Cost],
     seeds: int,
 ) -> Study:
+    """The study as it stands; `results` by the keys of the cells, `full`: costs at the paper's size, by row."""
     scores: dict[str, dict[int, float]] = {row.name: {} for row in table.rows}
     errors: dict[str, list[str]] = {row.name: [] for row in table.rows}
     for (name, seed), cell in cells.items():
@@ -74,7 +77,7 @@ def summarise(
     for row in table.rows:
         mean, sd = mean_sd(list(scores[row.name].values()))
         lines.append(
-            Line(
+            SummaryLine(
                 row,
                 full=full.get(row.name),
                 cost=plan.costs.get(row.name),
@@ -82,19 +85,19 @@ def summarise(
                 mean=mean,
                 sd=sd,
                 difference=difference_by_seed(scores[row.name], scores[row.base]) if row.base != row.name else None,
-                paper_difference=minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
+                paper_difference=_minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
                 errors=tuple(errors[row.name]),
             )
         )
     done = sum(len(found) for found in scores.values())
     left_out = sum(cell.key in results and results[cell.key].error == LEFT_OUT for cell in cells.values())
-    return Study(table, plan, tuple(lines), seeds, done, left_out, name_of_score(list(results.values())))
+    return Study(table, plan, tuple(lines), seeds, done, left_out, score_name(list(results.values())))
 
 
-def minus(one: float | None, other: float | None) -> float | None:
+def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def name_of_score(results: Sequence[Result]) -> str:
+def score_name(results: Sequence[Result]) -> str:
     names = (SCORES[name] for result in results for name in SCORES if result.metrics.get(name) is not None)
     return next(names, "accuracy")

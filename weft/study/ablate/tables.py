@@ -1,6 +1,6 @@
 """Ablation tables as YAML files: rows are switches of a model, with the paper's figures beside them.
 
-`weft/study/tables` has those of the five papers; anybody's own are of the same form:
+`weft/study/ablate/tables` has those of the five papers; anybody's own are of the same form:
 
     title: Position embeddings of my model       what the rows are about
     model: cvt_13                                of every row that names none
@@ -40,7 +40,9 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
+    """A row as its file has it."""
+
     name: str
     full: Network | None  # of the paper's size; None where there is no such network here
     nano: Network | None  # its stand-in for short runs
@@ -55,10 +57,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    """An ablation table as its file has it."""
+
     name: str
     title: str
     base: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     model: str = ""  # of the rows that name none; "" where all do
     paper: str = ""  # such as "CvT"
     table: str = ""  # such as "5"
@@ -104,13 +108,13 @@ def check_models(file: Path) -> Table:
 
 def check_switches(table: Table, file: str) -> Table:
     """The table, once all its networks could be made; the papers' need no such look, their tests have it."""
-    from weft.study.search.space import make
+    from weft.study.search.space import create_network
 
     for row in table.rows:
         for network in (row.full, row.nano):
             try:
                 if network is not None:
-                    make(network.model, {**network.switches, "device": "meta"})
+                    create_network(network.model, {**network.switches, "device": "meta"})
             except WeftError as error:
                 raise WeftError(f"{file}: row {row.name!r}: {error}") from None
             except (AssertionError, ValueError, RuntimeError):
@@ -212,7 +216,7 @@ def _named(kind: Any) -> str:
     return {str: "text", list: "a list", dict: "a mapping", int: "a number"}[first]
 
 
-def _row(content: Any, number: int, table: dict[str, Any], columns: tuple[str, ...], file: Path) -> Row:
+def _row(content: Any, number: int, table: dict[str, Any], columns: tuple[str, ...], file: Path) -> TableRow:
     where = f"{file}: row {number}"
     _check(content, ROW_KEYS, ("name",), where)
     where = f"{file}: row {content['name']!r}"
@@ -230,7 +234,7 @@ def _row(content: Any, number: int, table: dict[str, Any], columns: tuple[str, .
         raise WeftError(f"{where}: settings: {error}") from None
     missing = content.get("missing", "")
     full, nano = (None, None) if missing else _networks(content, table, where)
-    return Row(
+    return TableRow(
         name=str(content["name"]),
         full=full,
         nano=nano,

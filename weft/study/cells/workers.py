@@ -19,13 +19,13 @@ from typing import TextIO
 
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells.cells import LEFT_OUT, Cell, Result, cell_folder, how_far, read_result, train_cell
+from weft.study.cells.cell import LEFT_OUT, Cell, Result, cell_folder, describe_progress, read_result, train_cell
 
 MOST_ON_CPU = 4  # cells at once where nobody said
 WATCH_SECONDS = 1.0
 
 Watch = Callable[[dict[str, str]], None]
-Begins = Callable[[Cell, Sequence[Result]], bool]
+MayStart = Callable[[Cell, Sequence[Result]], bool]
 
 
 def run_cells(
@@ -35,7 +35,7 @@ def run_cells(
     jobs: int = 0,
     device: str = "auto",
     watch: Watch | None = None,
-    begins: Begins | None = None,
+    may_start: MayStart | None = None,
 ) -> list[Result]:
     """The result of each cell; those that are finished are read, the others trained, `jobs` at once.
 
@@ -45,14 +45,14 @@ def run_cells(
         jobs: 0 is one for each GPU, or as many as a CPU has cores for.
         device: auto, cpu, cuda (all GPUs) or cuda:N.
         watch: called about once a second with the state of every cell, by its key; what it raises ends all trainings.
-        begins: asked before each cell, with the results so far, whether it still is to be trained.
+        may_start: asked before each cell, with the results so far, whether it is still to be trained.
     """
     study.mkdir(parents=True, exist_ok=True)
-    return Crew(study, cells, places(device, jobs), watch, begins).work()
+    return WorkerPool(study, cells, worker_devices(device, jobs), watch, may_start).run()
 
 
-def telling(say: Callable[[str], None], names: Mapping[str, str]) -> Watch:
-    """Says a line for every cell that is over; `names` by their keys."""
+def say_progress(say: Callable[[str], None], names: Mapping[str, str]) -> Watch:
+    """A function to watch cells with, which says a line for each that is over; `names` by their keys."""
     told: set[str] = set()
 
     def watch(states: dict[str, str]) -> None:
@@ -64,7 +64,7 @@ def telling(say: Callable[[str], None], names: Mapping[str, str]) -> Watch:
     return watch
 
 
-def places(device: str, jobs: int) -> list[str]:
+def worker_devices(device: str, jobs: int) -> list[str]:
     """A device for each worker; GPUs take turns."""
     import torch
 
@@ -77,33 +77,39 @@ def places(device: str, jobs: int) -> list[str]:
     return [gpus[i % len(gpus)] for i in range(jobs or len(gpus))]
 
 
-def threads(places: Sequence[str]) -> int:
-    """Of each worker on a CPU."""
-    return max(1, cores() // len(places))
+def threads_per_worker(devices: Sequence[str]) -> int:
+    """How many threads each worker on a CPU has."""
+    return max(1, cores() // len(devices))
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Crew:
+class WorkerPool:
     """Workers and the cells they take from one list."""
 
     def __init__(
-        self, study: Path, cells: Sequence[Cell], places: list[str], watch: Watch | None, begins: Begins | None = None
+        self,
+        study: Path,
+        cells: Sequence[Cell],
+        devices: list[str],
+        watch: Watch | None,
+        may_start: MayStart | None = None,
     ) -> None:
-        self.study, self.cells, self.watch, self.begins = study, cells, watch, begins
+        self.study, self.cells, self.watch, self.may_start = study, cells, watch, may_start
         self.results = {cell.key: result for cell in cells if (result := read_result(study, cell))}
         self.waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         for cell in {cell.key: cell for cell in cells if cell.key not in self.results}.values():
             self.waiting.put(cell)
         self.running: dict[str, Cell] = {}
         self.workers: list[subprocess.Popen[str]] = []
-        self.places = places[: self.waiting.qsize()]
+        self.devices = devices[: self.waiting.qsize()]
         self.is_over = False
 
-    def work(self) -> list[Result]:
-        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in self.places]
+    def run(self) -> list[Result]:
+        """Trains what is waiting, and returns the result of every cell."""
+        threads = [threading.Thread(target=self.serve, args=(device,), daemon=True) for device in self.devices]
         for thread in threads:
             thread.start()
         try:
@@ -125,6 +131,7 @@ class Crew:
         return [self.results.get(cell.key) or Result(cell, error=lost) for cell in self.cells]
 
     def show(self) -> None:
+        """Gives the states of all cells to `watch`."""
         if self.watch is None:
             return
         states = {}
@@ -134,10 +141,10 @@ class Crew:
                 failed = result.error if result.error == LEFT_OUT else f"failed: {result.error}"
                 states[cell.key] = failed if result.error else "done"
             else:
-                states[cell.key] = how_far(self.study, cell) if cell.key in self.running else "waiting"
+                states[cell.key] = describe_progress(self.study, cell) if cell.key in self.running else "waiting"
         self.watch(states)
 
-    def serve(self, place: str) -> None:
+    def serve(self, device: str) -> None:
         """One worker's cells, one after the other; a worker that ends within a cell is replaced for the next."""
         worker = None
         while not self.is_over:
@@ -145,14 +152,14 @@ class Crew:
                 cell = self.waiting.get_nowait()
             except queue.Empty:
                 break
-            if self.begins is not None and not self.begins(cell, list(self.results.values())):
+            if self.may_start is not None and not self.may_start(cell, list(self.results.values())):
                 self.results[cell.key] = Result(cell, error=LEFT_OUT)
                 continue
             self.running[cell.key] = cell
             try:
                 if worker is None or worker.poll() is not None:
-                    worker = self.hire(place)
-                result = self.give(cell, worker)
+                    worker = self.start_worker(device)
+                result = self.train_with(worker, cell)
             except OSError as error:  # a full disk, no more processes
                 result = Result(cell, error=str(error))
             self.results[cell.key] = result
@@ -161,11 +168,11 @@ class Crew:
             with contextlib.suppress(OSError):  # it is gone
                 worker.stdin.close()
 
-    def hire(self, place: str) -> "subprocess.Popen[str]":
+    def start_worker(self, device: str) -> "subprocess.Popen[str]":
         environment = dict(os.environ)
-        if place == "cpu":
-            environment["OMP_NUM_THREADS"] = str(threads(self.places))
-        command = [sys.executable, "-m", "weft.study.cells.workers", place]
+        if device == "cpu":
+            environment["OMP_NUM_THREADS"] = str(threads_per_worker(self.devices))
+        command = [sys.executable, "-m", "weft.study.cells.workers", device]
         with open(self.study / "workers.txt", "ab") as log:  # what a crash says
             worker = subprocess.Popen(
                 command,
@@ -179,7 +186,7 @@ class Crew:
         self.workers.append(worker)
         return worker
 
-    def give(self, cell: Cell, worker: "subprocess.Popen[str]") -> Result:
+    def train_with(self, worker: "subprocess.Popen[str]", cell: Cell) -> Result:
         """Has a worker train a cell, and waits for it."""
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -190,13 +197,13 @@ class Crew:
         worker.stdin.flush()
         answer = worker.stdout.readline()
         if not answer:
-            said = f"its process ended with code {worker.wait()}; {self.study / 'workers.txt'} may say why"
+            said = f"its process ended with exit code {worker.wait()}; see {self.study / 'workers.txt'}"
             return Result(cell, error=said)
         try:
             error = json.loads(answer)
         except ValueError:  # killed while it answered
             worker.wait()
-            error = f"its process ended within a line: {answer.strip()[:80]!r}"
+            error = f"its process ended in the middle of an answer: {answer.strip()[:80]!r}"
         result = None if error else read_result(self.study, cell)
         return result or Result(cell, error=error or f"{folder} has no readable result")
 
@@ -204,7 +211,7 @@ class Crew:
 # The worker -----------------------------------------------------------------------------------------------------
 
 
-def main(place: str) -> None:
+def main(device: str) -> None:
     """Trains the cells whose folders come in, and answers each with why it failed, or nothing."""
     import weft.models  # noqa: F401  before the first cell is timed
 
@@ -216,7 +223,7 @@ def main(place: str) -> None:
     while True:
         folder = Path(folders.get())
         try:
-            train_cell(folder, place)
+            train_cell(folder, device)
             error = ""
         except (WeftError, OSError) as failed:
             error = " ".join(str(failed).split())

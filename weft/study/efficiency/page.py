@@ -8,9 +8,9 @@ from weft.files import write_text
 from weft.report.charts import line_chart
 from weft.report.figures import INKS, plots, write_figure
 from weft.report.page import render
-from weft.study.cells.cells import SCORES
-from weft.study.efficiency.efficiency import KINDS, Comparison
-from weft.study.statistics import DASH, spell_difference, spell_score
+from weft.study.cells.cell import SCORES
+from weft.study.efficiency.compare import KINDS, Comparison
+from weft.study.statistics import DASH, format_difference, format_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +39,11 @@ def table(found: Comparison) -> list[list[str]]:
     for kind, xs in found.design.axes.items():
         for x in xs:
             steps = found.steps[kind].get(x)
-            cells = [found.design.spell(kind, x), f"{steps:,}" if steps else DASH]
-            cells.append(spell_score(*found.spread(first, kind, x)))
+            cells = [found.design.describe(kind, x), f"{steps:,}" if steps else DASH]
+            cells.append(format_score(*found.spread(first, kind, x)))
             for model in others:
-                cells.append(spell_score(*found.spread(model, kind, x)))
-                cells.append(spell_difference(found.difference(model, first, kind, x)))
+                cells.append(format_score(*found.spread(model, kind, x)))
+                cells.append(format_difference(found.difference(model, first, kind, x)))
             rows += [cells] if cells not in rows else []  # where both axes meet
     return rows
 

@@ -1,4 +1,4 @@
-"""What a search found, to look at: the front as a plot for papers, and a page with the networks on it."""
+"""The results of a search to look at: the front as a plot for papers, and a page with the networks on it."""
 
 import json
 import shlex
@@ -11,8 +11,8 @@ from weft.files import write_text
 from weft.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Dot, Line, Point, Tick, nice_ticks
 from weft.report.figures import INKS, plots, write_figure
 from weft.report.page import render
-from weft.study.cells.cells import SCORES
-from weft.study.search.plan import Found, Trial, amount
+from weft.study.cells.cell import SCORES
+from weft.study.search.plan import SearchResult, Trial, short_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COSTS = {"macs": "MACs", "parameters": "parameters"}
 
 
-def write_page(folder: Path, found: Found) -> None:
+def write_page(folder: Path, found: SearchResult) -> None:
     write_figure(folder, "pareto", partial(draw, found))
     score, cost = SCORES[found.score], COSTS[found.plan.objective]
     write_text(
@@ -31,24 +31,24 @@ def write_page(folder: Path, found: Found) -> None:
             space=found.plan.space,
             cost=cost,
             score=score,
-            pareto=scatter(f"{score} against {cost}", cost, lines_of(found), amount),
+            pareto=scatter(f"{score} against {cost}", cost, pareto_points(found), short_number),
             ranks=scatter(
                 f"{score} after training against the first judgement",
                 "first judgement",
-                ranks(found),
+                rank_points(found),
                 "{:.4g} %".format,
             ),
-            rows=[row(found, trial, rank) for rank, trial in enumerate(by_cost(found), start=1)],
-            amount=amount,
+            rows=[network_row(found, trial, rank) for rank, trial in enumerate(by_cost(found), start=1)],
+            short_number=short_number,
         ),
     )
 
 
-def by_cost(found: Found) -> list[Trial]:
+def by_cost(found: SearchResult) -> list[Trial]:
     return sorted(found.trained or found.front(), key=lambda trial: getattr(trial, found.plan.objective))
 
 
-def row(found: Found, trial: Trial, number: int) -> dict[str, Any]:
+def network_row(found: SearchResult, trial: Trial, number: int) -> dict[str, Any]:
     """One network of the page's table."""
     arguments = found.plan.space.arguments(trial.point)
     options = [(f"--model.args.{name}", json.dumps(value)) for name, value in {**found.plan.args, **arguments}.items()]
@@ -64,7 +64,7 @@ def row(found: Found, trial: Trial, number: int) -> dict[str, Any]:
         "number": number,
         "trial": trial,
         "on_front": trial in found.front(),
-        "choices": {name: spell(value) for name, value in arguments.items()},
+        "choices": {name: format_choice(value) for name, value in arguments.items()},
         "command": shlex.join(command),
         "ranks": [
             rank(trial.judged, [t.judged for t in found.trained]),
@@ -74,11 +74,11 @@ def row(found: Found, trial: Trial, number: int) -> dict[str, Any]:
 
 
 def rank(value: float | None, values: Sequence[float | None]) -> int | None:
-    """1 for the best."""
+    """The place of a value among others, 1 for the best."""
     return None if value is None else 1 + sum(other is not None and other > value for other in values)
 
 
-def spell(value: Any) -> str:
+def format_choice(value: Any) -> str:
     """[[2], [1, 1]] as "2 | 1 1"."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return " | ".join(" ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in v) for v in value)
@@ -88,7 +88,7 @@ def spell(value: Any) -> str:
 # Plots ----------------------------------------------------------------------------------------------------------
 
 
-def lines_of(found: Found) -> dict[str, tuple[list[Point], bool]]:
+def pareto_points(found: SearchResult) -> dict[str, tuple[list[Point], bool]]:
     """Each set of points, as cost and score, and whether a line joins them."""
     objective = found.plan.objective
     front = [trial for trial in by_cost(found) if trial in found.front()]
@@ -99,7 +99,7 @@ def lines_of(found: Found) -> dict[str, tuple[list[Point], bool]]:
     return lines | {"front": ([(getattr(t, objective), 100 * (t.trained or t.judged)) for t in front], True)}
 
 
-def ranks(found: Found) -> dict[str, tuple[list[Point], bool]]:
+def rank_points(found: SearchResult) -> dict[str, tuple[list[Point], bool]]:
     return {"networks": ([(100 * t.judged, 100 * (t.trained or 0)) for t in found.trained], False)}
 
 
@@ -127,7 +127,7 @@ def scatter(
     )
 
 
-def draw(found: Found) -> "Figure":
+def draw(found: SearchResult) -> "Figure":
     """The front, and beside it both orders."""
     figure, (pareto, orders) = plots(2)
     score, cost = SCORES[found.score], COSTS[found.plan.objective]
@@ -136,7 +136,7 @@ def draw(found: Found) -> "Figure":
     )
     marks = {True: dict(marker="o", ms=4), False: dict(ls="", marker="o", ms=2.5)}
     inks = (INKS[5], INKS[1], INKS[0]) if found.trained else (INKS[5], INKS[0])
-    for ink, (label, (points, joined)) in zip(inks, lines_of(found).items(), strict=True):
+    for ink, (label, (points, joined)) in zip(inks, pareto_points(found).items(), strict=True):
         xs, ys = zip(*points, strict=True)
         pareto.plot([x / unit for x in xs], ys, color=ink, label=label, **marks[joined])
     for trial in found.trained if found.score == "top1" else []:  # one standard error of the validation pictures
@@ -147,7 +147,7 @@ def draw(found: Found) -> "Figure":
     pareto.set_xlabel(name)
     pareto.set_ylabel(f"{score}, %")
     pareto.legend(fontsize=7)
-    for points, _ in ranks(found).values():
+    for points, _ in rank_points(found).values():
         for x, y in points:
             orders.plot(x, y, "o", color=INKS[1], ms=4)
     tau = f"Kendall's tau {found.tau:.2f}" if found.tau is not None else "not trained yet"

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-Pair = tuple[float, float]  # the more the better; the less the better
+ScoreAndCost = tuple[float, float]  # the more the better; the less the better
 
 
-def dominates(a: Pair, b: Pair) -> bool:
+def dominates(a: ScoreAndCost, b: ScoreAndCost) -> bool:
     """Whether `a` is nowhere worse than `b`, and somewhere better."""
     return a[0] >= b[0] and a[1] <= b[1] and a != b
 
 
-def front(pairs: Sequence[Pair]) -> list[int]:
+def front(pairs: Sequence[ScoreAndCost]) -> list[int]:
     """Positions of the pairs that no other one dominates, the cheapest first; of equal pairs all."""
     best, found = float("-inf"), []
     for i in sorted(range(len(pairs)), key=lambda i: (pairs[i][1], -pairs[i][0])):
@@ -21,7 +21,7 @@ def front(pairs: Sequence[Pair]) -> list[int]:
     return found
 
 
-def choose(pairs: Sequence[Pair], count: int) -> list[int]:
+def choose_best(pairs: Sequence[ScoreAndCost], count: int) -> list[int]:
     """`count` positions: the front, then the front of the rest, and so on; from one that is too long, spread evenly."""
     left, chosen = list(range(len(pairs))), []
     while left and len(chosen) < count:

@@ -1,4 +1,4 @@
-"""What `weft search` decides at its beginning and finds: the plan, the networks, and what they say together."""
+"""The plan of `weft search`, decided at its beginning, and its results: networks, and how far their scores agree."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.run.build import check_name
-from weft.study.cells.settle import Say, settle
+from weft.study.cells.setup import Say, prepare_study
 from weft.study.search.pareto import front, kendall_tau
 from weft.study.search.space import Point, Space, read_space
 
@@ -16,8 +16,8 @@ MAY_GROW = ("trials", "keep")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is searched and how: all that decides the results."""
+class SearchPlan:
+    """The space that is searched, and all else that decides the results."""
 
     data: str
     model: str
@@ -57,15 +57,15 @@ class Trial:
     run: str = ""  # the folder of that, below the search's
     what: str = ""  # "as it is" for the model that was searched from
 
-    def pair(self, objective: str, score: str = "judged") -> tuple[float, float]:
+    def score_and_cost(self, objective: str, score: str = "judged") -> tuple[float, float]:
         return getattr(self, score), getattr(self, objective)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found so far."""
+class SearchResult:
+    """The networks of a search so far."""
 
-    plan: Plan
+    plan: SearchPlan
     trials: list[Trial]
     score: str  # what networks are judged by, such as top1
     epochs: int = 0  # of each training at the end
@@ -84,7 +84,7 @@ class Found:
     def front(self) -> list[Trial]:
         """The networks that none of the trained ones beats in both, or, before any is trained, of the judged ones."""
         score, among = ("trained", self.trained) if self.trained else ("judged", self.judged)
-        return [among[i] for i in front([trial.pair(self.plan.objective, score) for trial in among])]
+        return [among[i] for i in front([trial.score_and_cost(self.plan.objective, score) for trial in among])]
 
     @property
     def tau(self) -> float | None:
@@ -93,7 +93,7 @@ class Found:
 
     @property
     def trust(self) -> str:
-        """What the agreement of both orders means."""
+        """A sentence on what the agreement of both orders means."""
         if self.tau is None:
             return ""
         words = {0.7: "the first judgement can be trusted", 0.3: "the first judgement is a rough guide"}
@@ -103,14 +103,16 @@ class Found:
         return f"Kendall's tau of both orders is {self.tau:.2f} over {len(self.trained)} networks: {said}."
 
 
-def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any) -> Plan:
-    """Opens the data and fills in what nobody said, once for all trainings. `how`: the other fields of Plan."""
+def make_plan(
+    data: str, model: str, given: dict[str, Any], *, recipe: str, space: str, say: Say, **how: Any
+) -> SearchPlan:
+    """Opens the data and fills in what nobody said, once for all trainings. `how`: the other fields of SearchPlan."""
     if model:
         check_name(model)
         read_space(space, model, {})  # before the pictures are read
-    common = settle(data, [model] if model else [], given, recipe, say)
+    common = prepare_study(data, [model] if model else [], given, recipe, say)
     ((model, args),) = common.models.items()
-    return Plan(
+    return SearchPlan(
         data=common.data,
         model=model,
         choices=read_space(space, model, {}).choices,
@@ -124,7 +126,7 @@ def make_plan(data: str, model: str, given: dict[str, Any], *, recipe: str, spac
     )
 
 
-def keep_plan(folder: Path, plan: Plan) -> None:
+def save_plan(folder: Path, plan: SearchPlan) -> None:
     """Writes the plan down, or compares it with the one that is there, which may only grow."""
     file = folder / "plan.json"
     new = json.loads(json.dumps(asdict(plan)))
@@ -139,7 +141,7 @@ def keep_plan(folder: Path, plan: Plan) -> None:
     write_text(file, json.dumps(new, indent=2))
 
 
-def amount(number: float) -> str:
+def short_number(number: float) -> str:
     """18209192 -> 18.2 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:

@@ -7,7 +7,7 @@
 3. the best of them are trained for all epochs. Only these numbers are results; how the order of the first judgement
    agrees with theirs (Kendall's tau) says how far it can be trusted.
 
-FOLDER/plan.json         what is searched; the same command goes on with it
+FOLDER/plan.json         the search as it was asked for; the same command goes on with it
 FOLDER/supernet/         a run of `weft train`
 FOLDER/trials.sqlite     optuna's study: open it with any of its tools
 FOLDER/trained/          the networks of the third step, as cells of a study
@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells.cells import SCORES, Cell, read_curve
-from weft.study.cells.settle import Say
-from weft.study.cells.workers import run_cells, telling
-from weft.study.search.pareto import choose
-from weft.study.search.plan import Found, Plan, Trial, amount
+from weft.study.cells.cell import SCORES, Cell, read_curve
+from weft.study.cells.setup import Say
+from weft.study.cells.workers import run_cells, say_progress
+from weft.study.search.pareto import choose_best
+from weft.study.search.plan import SearchPlan, SearchResult, Trial, short_number
 from weft.study.search.prune import import_optuna, is_below_median
 from weft.study.search.space import Point
-from weft.study.search.supernet import NAME, Costs, find_ends
+from weft.study.search.supernet import NAME, Costs, find_extremes
 from weft.words import many
 
 if TYPE_CHECKING:
     import optuna
 
-    from weft.study.search.judge import SupernetJudge
+    from weft.study.search.scorer import SupernetScorer
 
 SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
 LEAST_STEPS = 10  # of a training at the end
@@ -48,33 +48,35 @@ FIRST_RUNG = 4  # without a supernet a network is judged by this part of the epo
 TRIES = 50  # proposals one after the other that are over the limits, or known: then it is enough
 
 
-class Hopeless(Exception):
-    """A training that is not worth its end."""
+class PrunedTrial(Exception):
+    """Raised to stop a training that is not worth finishing."""
 
 
 class Search:
-    def __init__(self, folder: Path, plan: Plan, *, device: str = "auto", jobs: int = 0, say: Say = print):
+    """A search in its folder: all of its steps, each of which goes on where it was stopped."""
+
+    def __init__(self, folder: Path, plan: SearchPlan, *, device: str = "auto", jobs: int = 0, say: Say = print):
         self.folder, self.plan, self.device, self.jobs, self.say = folder, plan, device, jobs, say
         self.space, self.score = plan.space, ""
         self.curve: list[float] = []  # of the training under way, without a supernet: a score for each epoch
         self.costs = Costs(self.space, plan.input_size)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """All three steps, or what is left of them."""
         self.check_limits()
-        judge = self.cell_score
+        score_of = self.cell_score
         if self.plan.supernet:
             if not self.train_supernet():
-                return Found(self.plan, [], "", stopped=True)
-            judge = self.subnet_score
-        trials = self.explore(judge)
+                return SearchResult(self.plan, [], "", stopped=True)
+            score_of = self.subnet_score
+        trials = self.explore(score_of)
         if not trials:
             raise WeftError(f"None of {TRIES} networks that were proposed is within the limits; widen them.")
-        write_found(self.folder, Found(self.plan, trials, self.score))
-        epochs, part, keep = self.last_budget()
+        write_result(self.folder, SearchResult(self.plan, trials, self.score))
+        epochs, part, keep = self.final_budget()
         self.train_best(trials, epochs, part, keep)
-        found = Found(self.plan, trials, self.score, epochs, part)
-        write_found(self.folder, found)
+        found = SearchResult(self.plan, trials, self.score, epochs, part)
+        write_result(self.folder, found)
         return found
 
     def excess(self, point: Point) -> dict[str, float]:
@@ -91,8 +93,8 @@ class Search:
         if not any(self.is_within(point) for point in self.space.uniform()):
             parameters, macs = self.costs.of(self.costs.extremes()[0])
             raise WeftError(
-                f"No network of the space is within the limits: the smallest has {amount(parameters)} parameters and"
-                f" {amount(macs)} MACs."
+                "No network of the space is within the limits: the smallest has"
+                f" {short_number(parameters)} parameters and {short_number(macs)} MACs."
             )
 
     # The supernet -----------------------------------------------------------------------------------------------
@@ -111,31 +113,33 @@ class Search:
         length = {"run.minutes": SHARES["supernet"] * plan.minutes} if plan.minutes else {"run.epochs": plan.epochs}
         settings = {**plan.settings, **length}
         settings |= {"run.replay": False, "run.compile": False}  # every step is another network
-        ends = [*find_ends(self.costs)]
+        ends = [*find_extremes(self.costs)]
         args = {"of": plan.model, "choices": plan.choices, "args": plan.args, "points": ends}
         settings |= {"model": NAME, "model.args": args, "seed": plan.seed, "device": self.device}
         return not train(plan.data, recipe=plan.recipe, out=run, **settings).stopped
 
     def subnet_score(self, point: Point) -> float:
+        """The score of a network with the weights of the supernet."""
         return self.take_score(self.inherited(point))
 
     @cached_property
-    def inherited(self) -> "SupernetJudge":
-        from weft.study.search.judge import SupernetJudge
+    def inherited(self) -> "SupernetScorer":
+        from weft.study.search.scorer import SupernetScorer
 
-        return SupernetJudge(self.folder / "supernet", self.device, self.plan.seed)
+        return SupernetScorer(self.folder / "supernet", self.device, self.plan.seed)
 
     def take_score(self, metrics: dict[str, Any]) -> float:
+        """The score among the metrics, whose name is kept."""
         self.score = next(name for name in SCORES if metrics.get(name) is not None)
         return metrics[self.score]
 
     # Trials -----------------------------------------------------------------------------------------------------
 
-    def explore(self, judge: Callable[[Point], float]) -> list[Trial]:
-        """Judges one proposal after the other; those of earlier sittings are read."""
+    def explore(self, score_of: Callable[[Point], float]) -> list[Trial]:
+        """Judges one proposal after the other; those of earlier calls are read."""
         study, plan = self.study, self.plan
         known = {_key(trial.point): trial for trial in self.finished(study)}
-        wanted = len(self.few) if self.few else plan.trials
+        wanted = len(self.exhaustive) if self.exhaustive else plan.trials
         budget = 60 * plan.minutes * SHARES["trials"]
         begin, earlier, missed = time.monotonic(), _seconds(study), 0
         while len(known) < wanted and missed < TRIES:
@@ -152,21 +156,21 @@ class Search:
                 study.tell(trial, [0.0, cost])
                 continue
             if _key(point) in known:  # proposed again: next comes one drawn at random
-                tell(study, trial, known[_key(point)], cost)
-                study.enqueue_trial(_labels(self.space.random(self.chance(study))))
+                tell_result(study, trial, known[_key(point)], cost)
+                study.enqueue_trial(_labels(self.space.random(self.rng(study))))
                 continue
             self.curve, missed = [], 0
             try:
-                found = Trial(point, *costs, judge(point))
-            except Hopeless:
+                found = Trial(point, *costs, score_of(point))
+            except PrunedTrial:
                 found = Trial(point, *costs, self.curve[-1], stopped=len(self.curve))
             trial.set_user_attr("score", self.score)
             trial.set_user_attr("curve", self.curve)
-            tell(study, trial, found, cost)
+            tell_result(study, trial, found, cost)
             known[_key(point)] = found
             self.say(
-                f"trial {len(known)}/{wanted}: {self.score} {found.judged:.2%}, {amount(costs[0])} parameters,"
-                f" {amount(costs[1])} MACs"
+                f"trial {len(known)}/{wanted}: {self.score} {found.judged:.2%}, {short_number(costs[0])} parameters,"
+                f" {short_number(costs[1])} MACs"
                 + (f"; stopped after {many(found.stopped, 'epoch')}" if found.stopped else "")
             )
         if missed == TRIES and known:
@@ -177,22 +181,22 @@ class Search:
         return list(known.values())
 
     def cost(self, point: Point) -> int:
-        """What should be little."""
+        """The parameters or the MACs, whichever should be few."""
         return self.costs.of(point)[self.plan.objective == "macs"]
 
-    def is_hopeless(self, point: Point) -> bool:
+    def should_prune(self, point: Point) -> bool:
         """Whether the training under way is worse than the median of those that cost no more.
 
         Next to costlier networks all cheap ones would look bad.
         """
         trials = [
-            trial for trial in _over(self.study) if trial.values is not None and trial.values[1] <= self.cost(point)
+            trial for trial in _ended(self.study) if trial.values is not None and trial.values[1] <= self.cost(point)
         ]
         return is_below_median(self.curve, [trial.user_attrs.get("curve") or [] for trial in trials])
 
     @cached_property
     def study(self) -> "optuna.Study":
-        """That in the folder. What a kill left half done comes first again."""
+        """Optuna's study in the folder. A trial that a kill cut off is proposed first again."""
         optuna = import_optuna()
         study = optuna.create_study(
             storage=f"sqlite:///{(self.folder / 'trials.sqlite').absolute()}",
@@ -207,12 +211,12 @@ class Search:
                 study.enqueue_trial(trial.params)
         if not study.get_trials(deepcopy=False):
             ends = [point for point in (*self.costs.extremes(), self.space.default) if point]
-            for point in self.few or ends:
+            for point in self.exhaustive or ends:
                 study.enqueue_trial(_labels(point), skip_if_exists=True)
         return study
 
     @cached_property
-    def few(self) -> list[Point]:
+    def exhaustive(self) -> list[Point]:
         """All networks within the limits, where there are no more than are wanted; else nothing."""
         if self.space.size > self.plan.trials:
             return []
@@ -221,18 +225,18 @@ class Search:
     def propose(self, study: "optuna.Study") -> tuple["optuna.Trial", Point]:
         optuna = import_optuna()
         # A new one for each: what it proposes depends on the trials so far and on nothing that a kill would lose.
-        study.sampler = optuna.samplers.TPESampler(seed=self.chance(study).getrandbits(32))
+        study.sampler = optuna.samplers.TPESampler(seed=self.rng(study).getrandbits(32))
         trial = study.ask()
         choices = self.space.parameters.items()
         return trial, {name: json.loads(trial.suggest_categorical(name, [*map(json.dumps, c)])) for name, c in choices}
 
-    def chance(self, study: "optuna.Study") -> random.Random:
-        return random.Random(f"{self.plan.seed} {len(_over(study))}")
+    def rng(self, study: "optuna.Study") -> random.Random:
+        return random.Random(f"{self.plan.seed} {len(_ended(study))}")
 
     def finished(self, study: "optuna.Study") -> list[Trial]:
         """The networks judged so far, each once."""
         found = []
-        for trial in _over(study):
+        for trial in _ended(study):
             if "score" not in trial.user_attrs:
                 continue
             point = {name: json.loads(label) for name, label in trial.params.items()}
@@ -244,7 +248,7 @@ class Search:
 
     # Trainings --------------------------------------------------------------------------------------------------
 
-    def last_budget(self) -> tuple[int, float, int]:
+    def final_budget(self) -> tuple[int, float, int]:
         """Epochs and part of the pictures of each training at the end, and how many there are.
 
         Within a time budget they share what the supernet had. That is decided once: where more are asked for later,
@@ -259,7 +263,7 @@ class Search:
             rows = read_rows(self.folder / "supernet" / METRICS)
             last = max((row for row in rows if row["kind"] == "step"), key=lambda row: row["step"])
             least = min(1.0, LEAST_STEPS * last["epoch"] / last["step"])  # a part of an epoch
-            self.study.set_user_attr("last", [*share(last["epoch"], asked, least), asked])
+            self.study.set_user_attr("last", [*share_epochs(last["epoch"], asked, least), asked])
         epochs, part, kept, before = self.study.user_attrs["last"]
         if kept < before:
             self.say(f"there is time to train {kept} of {before} networks at the end")
@@ -272,7 +276,7 @@ class Search:
         return Cell(plan.data, plan.model, plan.seed, switches, settings, plan.recipe)
 
     def cell_score(self, point: Point) -> float:
-        """After a part of the epochs, without a supernet."""
+        """The score of a network after a part of the epochs, without a supernet."""
         study, epochs = self.folder / "trained", max(1, self.plan.epochs // FIRST_RUNG)
         cell = self.cell(point, epochs)
 
@@ -280,8 +284,8 @@ class Search:
             curve = read_curve(study, cell)
             if len(self.curve) < len(curve) < epochs:
                 self.curve = curve
-                if self.is_hopeless(point):
-                    raise Hopeless
+                if self.should_prune(point):
+                    raise PrunedTrial
 
         (result,) = run_cells(study, [cell], jobs=1, device=self.device, watch=watch)
         if result.error:
@@ -292,26 +296,26 @@ class Search:
     def train_best(self, trials: list[Trial], epochs: int, part: float, keep: int) -> None:
         """Trains the front, and beside it the model as it is, where that is a network of the space."""
         judged = [trial for trial in trials if not trial.stopped]
-        best = [judged[i] for i in choose([trial.pair(self.plan.objective) for trial in judged], keep)]
+        best = [judged[i] for i in choose_best([trial.score_and_cost(self.plan.objective) for trial in judged], keep)]
         for trial in trials:
             if trial.point == self.space.default:
                 trial.what = "as it is"
                 best += [trial] if trial not in best else []
         fraction = round(part * float(self.plan.settings.get("data.fraction", 1.0)), 6)
         less = {} if part == 1 else {"data.fraction": fraction}
-        cells = [self.cell(trial.point, epochs, **less, **self.weights_of(trial)) for trial in best]
+        cells = [self.cell(trial.point, epochs, **less, **self.initial_weights(trial)) for trial in best]
         length = many(epochs, "epoch") + ("" if part == 1 else f" of {part:.0%} of the pictures")
         self.say(f"training {many(len(cells), 'network')} for {length} each")
-        costs = [f"{amount(trial.parameters)} parameters, {amount(trial.macs)} MACs" for trial in best]
+        costs = [f"{short_number(trial.parameters)} parameters, {short_number(trial.macs)} MACs" for trial in best]
         names = {cell.key: cost for cell, cost in zip(cells, costs, strict=True)}
-        watch = telling(self.say, names)
+        watch = say_progress(self.say, names)
         results = run_cells(self.folder / "trained", cells, jobs=self.jobs, device=self.device, watch=watch)
         if all(result.error for result in results):
             raise WeftError(f"None of the networks could be trained: {results[0].error}")
         for trial, result in zip(best, results, strict=True):
             trial.trained, trial.run = result.score, f"trained/cells/{result.cell.key}/run"
 
-    def weights_of(self, trial: Trial) -> dict[str, Any]:
+    def initial_weights(self, trial: Trial) -> dict[str, Any]:
         """Where a training begins: at new weights, or at those of the supernet."""
         if not self.plan.inherit:
             return {}
@@ -325,10 +329,10 @@ class Search:
         return {"model.init": str(folder.absolute())}
 
 
-# The end ----------------------------------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------------------------
 
 
-def share(epochs: float, among: int, least: float) -> tuple[int, float, int]:
+def share_epochs(epochs: float, among: int, least: float) -> tuple[int, float, int]:
     """Epochs, part of the pictures, and number of the trainings that `epochs` are enough for, each of at least `least`.
 
     At most `among`, at least one.
@@ -338,7 +342,7 @@ def share(epochs: float, among: int, least: float) -> tuple[int, float, int]:
     return (int(each), 1.0, count) if each >= 1 else (1, round(each, 4), count)
 
 
-def write_found(folder: Path, found: Found) -> None:
+def write_result(folder: Path, found: SearchResult) -> None:
     """search.json, and the pictures of it."""
     from weft.study.search.page import write_page
 
@@ -362,19 +366,19 @@ def _labels(point: Point) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in point.items()}
 
 
-def tell(study: "optuna.Study", trial: "optuna.Trial", found: Trial, cost: int) -> None:
-    """What became of a trial; one that was stopped has no values."""
+def tell_result(study: "optuna.Study", trial: "optuna.Trial", found: Trial, cost: int) -> None:
+    """Tells optuna the outcome of a trial; one that was stopped has no values."""
     if found.stopped:
         study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
     else:
         study.tell(trial, [found.judged, cost])
 
 
-def _over(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
-    """Trials that came to an end, in all sittings; not those that a kill cut off."""
+def _ended(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
+    """Trials that came to an end, in all calls; not those that a kill cut off."""
     states = import_optuna().trial.TrialState
     return study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
 
 
 def _seconds(study: "optuna.Study") -> float:
-    return sum(trial.duration.total_seconds() for trial in _over(study) if trial.duration is not None)
+    return sum(trial.duration.total_seconds() for trial in _ended(study) if trial.duration is not None)

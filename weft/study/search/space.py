@@ -1,6 +1,6 @@
-"""What a search chooses from: a few arguments of a model, each with its choices, for the model, a stage or a block.
+"""The space of a search: a few arguments of a model, each with its choices, for the model, a stage or a block.
 
-A space is a small YAML file, such as that of CvT-13-NAS in `weft/study/spaces/cvt.yaml`:
+A space is a small YAML file, such as that of CvT-13-NAS in `weft/study/search/spaces/cvt.yaml`:
 
     block:
       stride_kv: [1, 2]
@@ -99,8 +99,8 @@ class Space:
         except (WeftError, KeyError):
             return None
 
-    def random(self, chance: random.Random) -> Point:
-        return {name: chance.choice(choices) for name, choices in self.parameters.items()}
+    def random(self, rng: random.Random) -> Point:
+        return {name: rng.choice(choices) for name, choices in self.parameters.items()}
 
     def uniform(self) -> Iterator[Point]:
         """The points at which an argument has the same value everywhere: the extremes of cost are among them."""
@@ -119,14 +119,15 @@ class Space:
     def build(self, point: Mapping[str, Any], **how: Any) -> nn.Module:
         """The network at a point, or for {} the model as it is; `how`: the device, for one."""
         arguments = self.arguments(point) if point else {}
-        return make(self.model, {**self.args, **arguments, **how})
+        return create_network(self.model, {**self.args, **arguments, **how})
 
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value  # as YAML has it
 
 
-def make(model: str, args: Mapping[str, Any]) -> nn.Module:
+def create_network(model: str, args: Mapping[str, Any]) -> nn.Module:
+    """A model of timm's registry; raises a WeftError for an argument that it does not take."""
     try:
         return timm.create_model(model, **args)
     except TypeError as error:
@@ -152,7 +153,7 @@ def read_space(file: str, model: str, args: Mapping[str, Any]) -> Space:
 
 
 def check_choices(content: Any, where: str) -> dict[str, dict[str, list[Any]]]:
-    """What a file holds, if it is a space."""
+    """The content of a file, if it is a space."""
     if not isinstance(content, dict) or not content or not all(isinstance(part, dict) for part in content.values()):
         raise WeftError(f"{where} must hold `model:`, `stage:` or `block:`, and below each ARGUMENT: [CHOICE, ...].")
     for level, part in content.items():

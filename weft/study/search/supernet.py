@@ -29,18 +29,18 @@ NAME = "weft_supernet"
 FEWEST = 2  # pictures in a part of a batch: BatchNorm cannot train on one
 
 
-class Skeletons:
+class MetaNetworks:
     """Networks of a space without weights. Each kind of block is made once, and a network is put together from them."""
 
     def __init__(self, space: Space):
         self.space = space
-        self.wholes: dict[str, nn.Module] = {}
+        self.bodies: dict[str, nn.Module] = {}
         self.donors: dict[str, Any] = {}
 
     def at(self, point: Point) -> nn.Module:
         """The network at a point, on the meta device; valid until the next call."""
         fixed = {name: value for name, value in point.items() if name.count("[") < 2}
-        whole: Any = self._made(self.wholes, fixed, point)
+        whole: Any = self._made(self.bodies, fixed, point)
         if len(fixed) < len(point):
             for i, j in ((i, j) for i, depth in enumerate(self.space.depths) for j in range(depth)):
                 everywhere = {name: point[f"{name.split('[')[0]}[{i}][{j}]"] for name in point if name not in fixed}
@@ -59,19 +59,19 @@ class Costs:
     """Parameters and MACs of the networks of a space, each counted once."""
 
     def __init__(self, space: Space, input_size: tuple[int, int, int]):
-        self.skeletons, self.input_size = Skeletons(space), input_size
+        self.networks, self.input_size = MetaNetworks(space), input_size
         self.known: dict[str, tuple[int, int]] = {}
 
     def of(self, point: Point) -> tuple[int, int]:
         key = str(sorted(point.items()))
         if key not in self.known:
-            network = self.skeletons.at(point)
+            network = self.networks.at(point)
             self.known[key] = count_parameters(network), count_macs(network, self.input_size)
         return self.known[key]
 
     def extremes(self) -> tuple[Point, Point]:
         """The smallest and the largest network: by parameters and, among equal ones, by MACs."""
-        points = [(count_parameters(self.skeletons.at(point)), point) for point in self.skeletons.space.uniform()]
+        points = [(count_parameters(self.networks.at(point)), point) for point in self.networks.space.uniform()]
         fewest, most = (pick(count for count, _ in points) for pick in (min, max))
         smallest = [point for count, point in points if count == fewest]
         largest = [point for count, point in points if count == most]
@@ -95,8 +95,8 @@ class Supernet(nn.Module):
         points: Sequence[Point] | None = None,
     ):
         super().__init__()
-        self.skeletons = Skeletons(space)
-        self.points = points or find_ends(Costs(space, input_size))
+        self.networks = MetaNetworks(space)
+        self.points = points or find_extremes(Costs(space, input_size))
         self.whole = space.build(self.points[1], device=device)
         self.pretrained_cfg: dict[str, Any] = {**self.whole.pretrained_cfg, "architecture": NAME}  # pyright: ignore
         self.num_classes, self.num_features = self.whole.num_classes, self.whole.num_features
@@ -109,17 +109,17 @@ class Supernet(nn.Module):
         if not self.training:
             return self.whole(x)
         seed = int(torch.randint(2**31, ()))  # the step's, so that a resumed run draws the same networks
-        chance, space = random.Random(seed), self.skeletons.space
+        rng, space = random.Random(seed), self.networks.space
         smallest, largest = self.points
-        paths = [largest, smallest, space.random(chance), space.random(chance)]
+        paths = [largest, smallest, space.random(rng), space.random(rng)]
         parts = x.tensor_split(4) if len(x) >= 4 * FEWEST else [x]
-        paths = paths if len(parts) == 4 else [chance.choice(paths)]
+        paths = paths if len(parts) == 4 else [rng.choice(paths)]
         return torch.cat([self.run(path, part) for path, part in zip(paths, parts, strict=True)])
 
     def run(self, point: Point, x: Tensor) -> Tensor:
         """Trains the network at a point. Only the largest one leaves its statistics behind."""
-        network = self.skeletons.at(point).train(self.training)
-        weights = corners(network, self.whole)
+        network = self.networks.at(point).train(self.training)
+        weights = slice_weights(network, self.whole)
         if point != self.points[1]:
             weights |= {name: weights[name].clone() for name, _ in network.named_buffers()}
         return functional_call(network, weights, (x,))
@@ -128,25 +128,25 @@ class Supernet(nn.Module):
     def subnet(self, point: Point) -> nn.Module:
         """The network at a point as a model of its own, with a copy of the weights."""
         where = next(self.whole.parameters())
-        network = self.skeletons.space.build(point, device=where.device).to(where.dtype)
+        network = self.networks.space.build(point, device=where.device).to(where.dtype)
         for name, value in itertools.chain(network.named_parameters(), network.named_buffers()):
-            value.copy_(corner(name, value.shape, self.whole))
+            value.copy_(slice_weight(name, value.shape, self.whole))
         return network
 
 
-def corners(network: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
+def slice_weights(network: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
     """The tensors of `whole` under the names and in the shapes that `network` has them; gradients flow back."""
     own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     wanted = itertools.chain(network.named_parameters(), network.named_buffers())
-    return {name: cut(own[name], value.shape) for name, value in wanted}
+    return {name: slice_to(own[name], value.shape) for name, value in wanted}
 
 
-def corner(name: str, shape: torch.Size, whole: nn.Module) -> Tensor:
+def slice_weight(name: str, shape: torch.Size, whole: nn.Module) -> Tensor:
     owner, _, last = name.rpartition(".")
-    return cut(getattr(whole.get_submodule(owner), last), shape)
+    return slice_to(getattr(whole.get_submodule(owner), last), shape)
 
 
-def cut(weight: Tensor, shape: torch.Size) -> Tensor:
+def slice_to(weight: Tensor, shape: torch.Size) -> Tensor:
     """The first rows and columns of a tensor; of a (N, C, h, w) kernel the middle of the last two dimensions."""
     if weight.shape == shape:
         return weight
@@ -155,12 +155,12 @@ def cut(weight: Tensor, shape: torch.Size) -> Tensor:
     return weight.contiguous()
 
 
-def find_ends(costs: Costs) -> tuple[Point, Point]:
+def find_extremes(costs: Costs) -> tuple[Point, Point]:
     """The smallest and the largest network; raises where that does not hold all the others."""
-    space, (smallest, largest) = costs.skeletons.space, costs.extremes()
+    space, (smallest, largest) = costs.networks.space, costs.extremes()
     whole = space.build(largest, device="meta")
     for point in space.uniform():
-        check_contained(costs.skeletons.at(point), whole)
+        check_contained(costs.networks.at(point), whole)
     return smallest, largest
 
 

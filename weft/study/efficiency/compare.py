@@ -16,10 +16,10 @@ from weft.catalog.cost import count_macs, count_parameters
 from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells.cells import SCORES, Cell, Result, whole_epochs
-from weft.study.cells.settle import Common
+from weft.study.cells.cell import SCORES, Cell, Result, whole_epochs
+from weft.study.cells.setup import StudySetup
 from weft.study.cells.workers import run_cells
-from weft.study.search.space import make
+from weft.study.search.space import create_network
 from weft.study.statistics import Difference, difference_by_seed, mean_sd
 from weft.words import many
 
@@ -28,9 +28,9 @@ KINDS = {"epochs": "epochs on all pictures", "pictures": "part of the training p
 
 @dataclass(frozen=True)
 class Design:
-    """Which trainings there are."""
+    """The trainings that are compared: every model along two axes, with every seed."""
 
-    common: Common
+    common: StudySetup
     epochs: tuple[int, ...]  # of (a), rising
     fractions: tuple[float, ...]  # of (b), rising, as asked for
     seeds: int = 1
@@ -40,7 +40,7 @@ class Design:
         return (int(x), 1.0) if kind == "epochs" else whole_epochs(min(self.epochs) / x, x)
 
     def cell(self, model: str, kind: str, x: float, seed: int) -> Cell:
-        """Both axes meet in one training, which is made once."""
+        """The training at `x` of an axis; where both axes meet, it is one and made once."""
         epochs, part = self.length(kind, x)
         whole = float(self.common.settings.get("data.fraction", 1.0))
         settings = {**self.common.settings, "run.epochs": epochs, "data.fraction": round(whole * part, 6)}
@@ -51,18 +51,19 @@ class Design:
         parts = [self.length("pictures", x)[1] for x in self.fractions]
         return {"epochs": self.epochs, "pictures": tuple(dict.fromkeys(parts))}
 
-    def spell(self, kind: str, x: float) -> str:
+    def describe(self, kind: str, x: float) -> str:
+        """`60% of the pictures, 17 epochs`."""
         epochs, part = self.length(kind, x)
         return f"{part:.0%} of the pictures, {many(epochs, 'epoch')}"
 
     def names(self) -> dict[str, str]:
-        """Of every training, by the key of its cell."""
+        """A name for every training, by the key of its cell."""
         return {
-            self.cell(model, kind, x, seed).key: f"{model}, {self.spell(kind, x)}, seed {seed}"
-            for model, kind, x, seed in self.places()
+            self.cell(model, kind, x, seed).key: f"{model}, {self.describe(kind, x)}, seed {seed}"
+            for model, kind, x, seed in self.trainings()
         }
 
-    def places(self) -> list[tuple[str, str, float, int]]:
+    def trainings(self) -> list[tuple[str, str, float, int]]:
         """(model, kind, x, seed) of every training; all models with one seed come before the next seed."""
         return [
             (model, kind, x, seed)
@@ -75,7 +76,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found: scores of each model along both axes."""
+    """Scores of each model along both axes, with its costs."""
 
     design: Design
     score: str  # such as top1
@@ -86,7 +87,7 @@ class Comparison:
     errors: list[str]
 
     def line(self, model: str, kind: str) -> list[tuple[float, float]]:
-        """x and mean score."""
+        """Each x of an axis with the mean score there."""
         means = {x: self.spread(model, kind, x)[0] for x in self.scores[model][kind]}
         return [(x, mean) for x, mean in means.items() if mean is not None]
 
@@ -119,8 +120,8 @@ class Comparison:
         """Over the seeds that both have; None where there are none."""
         return difference_by_seed(self.scores[model][kind][x], self.scores[other][kind][x])
 
-    def _interval(self, *place: Any) -> dict[str, float | None]:
-        found = self.difference(*place)
+    def _interval(self, *where: Any) -> dict[str, float | None]:
+        found = self.difference(*where)
         return {"mean": None, "low": None, "high": None} if found is None else asdict(found)
 
 
@@ -135,23 +136,26 @@ def compare(
     """Trains what is not trained yet, and writes compare.json, compare.html, compare.png and compare.svg."""
     from weft.study.efficiency.page import write_page
 
-    places = design.places()
+    trainings = design.trainings()
     with locked(folder):
-        results = run_cells(folder, [design.cell(*place) for place in places], jobs=jobs, device=device, watch=watch)
+        results = run_cells(
+            folder, [design.cell(*training) for training in trainings], jobs=jobs, device=device, watch=watch
+        )
     if all(result.error for result in results):
         raise WeftError(f"No model could be trained: {results[0].error}")
-    found = collect(design, places, results)
+    found = collect(design, trainings, results)
     write_text(folder / "compare.json", json.dumps(found.to_dict(), indent=2))
     write_page(folder, found)
     return found
 
 
-def collect(design: Design, places: Sequence[tuple[str, str, float, int]], results: Sequence[Result]) -> Comparison:
+def collect(design: Design, trainings: Sequence[tuple[str, str, float, int]], results: Sequence[Result]) -> Comparison:
+    """Puts the results of the trainings, in their order, together by model and axis."""
     models = design.common.models
     scores = {model: {kind: {x: {} for x in xs} for kind, xs in design.axes.items()} for model in models}
     steps: dict[str, dict[float, int]] = {kind: {} for kind in design.axes}
     curves, name = {}, ""
-    for (model, kind, x, seed), result in zip(places, results, strict=True):
+    for (model, kind, x, seed), result in zip(trainings, results, strict=True):
         if result.score is None:
             continue
         name = next(name for name in SCORES if result.metrics.get(name) is not None)
@@ -161,10 +165,11 @@ def collect(design: Design, places: Sequence[tuple[str, str, float, int]], resul
             points = [(row["epoch"], row.get(f"val_{name}")) for row in result.curve]
             curves[model] = [(epoch, score) for epoch, score in points if score is not None]
     errors = sorted({f"{result.cell.model}: {result.error}" for result in results if result.error})
-    costs = {model: cost(design.common, model) for model in models}
+    costs = {model: count_cost(design.common, model) for model in models}
     return Comparison(design, name, scores, steps, curves, costs, errors)
 
 
-def cost(common: Common, model: str) -> tuple[int, int]:
-    network = make(model, {**common.models[model], **common.shape(model), "device": "meta"})
+def count_cost(common: StudySetup, model: str) -> tuple[int, int]:
+    """Parameters and MACs of a model as it is trained."""
+    network = create_network(model, {**common.models[model], **common.shape(model), "device": "meta"})
     return count_parameters(network), count_macs(network, (common.channels, *common.size))

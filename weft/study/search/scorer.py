@@ -1,4 +1,4 @@
-"""How good the networks of a space are, found cheaply: each inherits the supernet's weights, or trains for a while."""
+"""Scores networks of a space without training them: each inherits the weights of a trained supernet."""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from weft.study.search.space import Point
 from weft.study.search.supernet import Supernet, recalibrate
 from weft.tasks.classify.evaluate import Evaluation
 
-JUDGED = 2000  # validation pictures that a network is judged by, at most: they stay in memory
+SCORED = 2000  # validation pictures that a network is scored on, at most: they stay in memory
 CALIBRATION = 8  # batches of training pictures from which a network's BatchNorm gets its statistics
 BATCH = 64
 
 
-class SupernetJudge:
+class SupernetScorer:
     """Validation accuracy of subnets, with the weights of a trained supernet and statistics of their own."""
 
     def __init__(self, run: Path, device: str, seed: int):
@@ -28,18 +28,18 @@ class SupernetJudge:
         self.predictor, self.supernet = predictor, predictor.model
         source, val, _ = find_pictures(run, split="val")
         train = load_split(run / "split.json", source).train
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
 
         def read(indices: np.ndarray, most: int) -> list[Batch]:
-            chosen = np.sort(chance.permutation(indices)[:most])
+            chosen = np.sort(rng.permutation(indices)[:most])
             common: Any = dict(batch=BATCH, workers=reading_workers(-1, len(chosen)), pin=False)
             batches = eval_batches(source, predictor.preprocessing, chosen, **common)
             return [batch for batch in batches if len(batch.pictures)]
 
-        self.calibration, self.judged = read(train, CALIBRATION * BATCH), read(val, JUDGED)
+        self.calibration, self.judged = read(train, CALIBRATION * BATCH), read(val, SCORED)
 
     def __call__(self, point: Point) -> dict[str, Any]:
-        """What `weft eval` would say of the network at a point."""
+        """The metrics of `weft eval` for the network at a point."""
         whole, network = self.predictor, self.supernet.subnet(point)
         with torch.autocast(whole.device.type, whole.dtype, enabled=whole.dtype != torch.float32):
             pictures = (batch.pictures.to(whole.device) for batch in self.calibration)

@@ -1,7 +1,7 @@
 """Cells of a study: short trainings, each in a folder of its own, each made once.
 
     STUDY/cells/KEY/cell.json      what is trained: model, switches, data, settings, seed
-    STUDY/cells/KEY/run/           the run of `weft train`; a kill leaves its last state, and the next sitting goes on
+    STUDY/cells/KEY/run/           the run of `weft train`; a kill leaves its last state, and the next call goes on
     STUDY/cells/KEY/log.txt        what the run said
     STUDY/cells/KEY/result.json    written at the end, whole or not at all: where it is, the cell is over
 
@@ -52,7 +52,7 @@ class Result:
     curve: list[dict[str, Any]] = field(default_factory=list)  # a row for each epoch: train_loss, val_top1, seconds
     speed: float = 0.0  # pictures per second in training; 0 of a single step, which has no time between two
     seconds: float = 0.0  # of the whole cell: start, training, evaluation
-    error: str = ""  # why there are no metrics, in one line; the next sitting tries again
+    error: str = ""  # why there are no metrics, in one line; the next call tries again
 
     @property
     def score(self) -> float | None:
@@ -76,7 +76,7 @@ def cell_folder(study: Path, cell: Cell) -> Path:
 
 
 def read_result(study: Path, cell: Cell) -> Result | None:
-    """What a finished cell found. None where it is not finished, or its file is damaged or of another cell."""
+    """The result of a finished cell. None where it is not finished, or its file is damaged or of another cell."""
     try:
         content = json.loads((cell_folder(study, cell) / RESULT).read_text(encoding="utf-8"))
         result = Result(**{**content, "cell": Cell(**content["cell"])})
@@ -86,12 +86,10 @@ def read_result(study: Path, cell: Cell) -> Result | None:
     return result if same and result.score is not None else None
 
 
-def how_far(study: Path, cell: Cell) -> str:
-    """What a cell that is being trained shows of itself."""
-    from weft.engine.log import METRICS, read_rows
-
+def describe_progress(study: Path, cell: Cell) -> str:
+    """How far the training of a cell is: `epoch 2.5/10`."""
     try:
-        rows = read_rows(cell_folder(study, cell) / "run" / METRICS)
+        rows = _metric_rows(cell_folder(study, cell) / "run")
     except OSError:
         return "starting"
     epoch = max((row.get("epoch", 0) for row in rows), default=0)
@@ -101,10 +99,8 @@ def how_far(study: Path, cell: Cell) -> str:
 
 def read_curve(study: Path, cell: Cell) -> list[float]:
     """The validation score after each epoch so far."""
-    from weft.engine.log import METRICS, read_rows
-
     try:
-        rows = [row for row in read_rows(cell_folder(study, cell) / "run" / METRICS) if row["kind"] == "epoch"]
+        rows = [row for row in _metric_rows(cell_folder(study, cell) / "run") if row["kind"] == "epoch"]
     except OSError:
         return []
     scores = (Result(cell, {name: row.get(f"val_{name}") for name in SCORES}).score for row in rows)
@@ -115,14 +111,14 @@ def read_curve(study: Path, cell: Cell) -> list[float]:
 
 
 def train_cell(folder: Path, device: str) -> Result:
-    """Trains what `folder`/cell.json says, or goes on with it, and writes down what it found."""
+    """Trains what `folder`/cell.json says, or resumes it, and writes its result."""
     from weft.engine.state import STATE, locked
 
     cell = Cell(**json.loads((folder / "cell.json").read_text(encoding="utf-8")))
     begin = time.monotonic()
     with locked(folder), open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         _train(cell, folder / "run", device)
-        rows = _rows(folder / "run")
+        rows = _metric_rows(folder / "run")
         curve = [row for row in rows if row["kind"] == "epoch"]
         result = Result(
             cell,
@@ -151,7 +147,7 @@ def _train(cell: Cell, run: Path, device: str) -> None:
 
 
 def _has_state(run: Path) -> bool:
-    """Whether there is one that can be gone on from; a damaged one is as good as none."""
+    """Whether a run has a state to resume from; a damaged one is as good as none."""
     from weft.engine.state import read_header
 
     try:
@@ -166,7 +162,7 @@ def _speed(rows: list[dict[str, Any]]) -> float:
     return statistics.median(speeds or [0.0])
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
+def _metric_rows(run: Path) -> list[dict[str, Any]]:
     from weft.engine.log import METRICS, read_rows
 
     return read_rows(run / METRICS)

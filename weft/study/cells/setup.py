@@ -1,4 +1,4 @@
-"""What all trainings of a study share: the data are opened once, and what nobody said is decided once."""
+"""Data and settings that all trainings of a study share: opened once, and decided once where nobody said."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from weft.run.recipes import find_recipe
 from weft.run.session import Data, absolute_paths, open_data
 
 Say = Callable[[str], None]
-EACH = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
+OF_EACH_TRAINING = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
 
 
 @dataclass(frozen=True)
-class Opened:
+class StudyData:
     """The data of a study, and what a run would decide for them."""
 
     given: dict[str, Any]  # settings by their full names, with paths that lead there from any folder
@@ -28,35 +28,35 @@ class Opened:
 
     @property
     def pictures(self) -> int:
-        """That train."""
+        """How many of them train."""
         return len(self.data.split.train)
 
     def recipe(self) -> str:
         return choose_recipe(override(Config(), self.given), self.data.source.task, self.pictures)
 
     def filled(self, recipe: str, network: dict[str, Any], more: dict[str, Any] | None = None) -> Config:
-        """`network`: model.name and model.args; `more`: settings beside those given."""
+        """The configuration of a run; `network`: model.name and model.args; `more`: settings beside those given."""
         settings = {**find_recipe(recipe), **self.given, **(more or {})}
         config = override(Config(), {**settings, **network})
         return fill(config, settings, self.data.report, self.pictures, self.device)[0]
 
     def shared(self, base: Config) -> dict[str, Any]:
-        """What all trainings have from the first."""
+        """The settings that all trainings take over from the first."""
         shared = {"augment.img_size": base.augment.img_size, "run.batch": base.run.batch, "run.minutes": 0.0}
         return shared | ({"data.workers": 0} if self.device.type == "cpu" else {})  # trainings share the cores
 
 
-def open_study(given: dict[str, Any], recipe: str, device: torch.device, say: Say) -> Opened:
-    """`given`: settings by their full names, among them data.source."""
+def open_study_data(given: dict[str, Any], recipe: str, device: torch.device, say: Say) -> StudyData:
+    """Opens the data of a study; `given`: settings by their full names, among them data.source."""
     config = override(Config(), {**(find_recipe(recipe) if recipe else {}), **given})
     check_settings(config)
     given = {**given, **absolute_paths(config)}
-    return Opened(given, open_data(override(config, given), World(device), say), device)
+    return StudyData(given, open_data(override(config, given), World(device), say), device)
 
 
 @dataclass(frozen=True)
-class Common:
-    """How any model is trained in a study."""
+class StudySetup:
+    """How every model of a study is trained, and the pictures it is trained on."""
 
     data: str
     recipe: str
@@ -74,12 +74,20 @@ class Common:
         return {"num_classes": self.classes, "in_chans": self.channels, **sized}
 
 
-def settle(data: str, models: list[str], given: dict[str, Any], recipe: str, say: Say) -> Common:
-    """`given`: settings by their full names. Without models, a run's own choice is the only one."""
+def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: str, say: Say) -> StudySetup:
+    """Opens the data and decides, once for all models, what nobody said.
+
+    Args:
+        data: as for `weft train`.
+        models: names; without any, the model that a run would choose is the only one.
+        given: settings by their full names.
+        recipe: a name or a file; "": chosen from the data.
+        say: takes lines for the user.
+    """
     for model in models:
         check_name(model)
     given = {**given, "data.source": data}
-    study = open_study(given, recipe, pick_device(override(Config(), given).run.device), say)
+    study = open_study_data(given, recipe, pick_device(override(Config(), given).run.device), say)
     source, split = study.data.source, study.data.split
     if source.task != "classify":
         raise WeftError(f"{data} is data to {source.task}; these studies are of classifiers.")
@@ -87,10 +95,14 @@ def settle(data: str, models: list[str], given: dict[str, Any], recipe: str, say
         raise WeftError(f"{data} has no validation pictures to judge by; name some with --data.val.")
     recipe = recipe or study.recipe()
     base = study.filled(recipe, {"model.name": models[0]} if models else {})
-    own = {key: value for key, value in study.given.items() if key not in EACH and not key.startswith("model.args.")}
+    own = {
+        key: value
+        for key, value in study.given.items()
+        if key not in OF_EACH_TRAINING and not key.startswith("model.args.")
+    }
     settings, size = study.shared(base) | own, base.augment.img_size
     names = models or [base.model.name]
-    return Common(
+    return StudySetup(
         data=study.given["data.source"],
         recipe=recipe,
         settings=settings,

@@ -1,0 +1,73 @@
+"""Models whose speed can be measured: Weft's, timm's, and CvT as transformers has it."""
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import timm
+from torch import Tensor, nn
+
+from weft.errors import WeftError, did_you_mean
+from weft.models.registry import list_models
+from weft.run.build import check_name, takes_size
+
+HUGGING_FACE = {"hf:cvt-13": [1, 2, 10], "hf:cvt-21": [1, 4, 16]}  # blocks of the three stages
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises for a name that neither Weft nor timm nor our short list of transformers' models has."""
+    for name in names:
+        if not name.startswith("hf:"):
+            check_name(name)
+        elif name not in HUGGING_FACE:
+            known = ", ".join(HUGGING_FACE)
+            raise WeftError(
+                f"There is no model {name!r}; of transformers' there are {known}." + did_you_mean(name, HUGGING_FACE)
+            )
+        else:
+            try:
+                importlib.import_module("transformers")
+            except ImportError:
+                raise WeftError(f"{name} needs transformers: pip install transformers.") from None
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] in _our_names()
+
+
+@cache
+def _our_names() -> frozenset[str]:
+    return frozenset(list_models())
+
+
+def build(name: str, img_size: int) -> nn.Module:
+    """A model with random weights for 1,000 classes and pictures of this size."""
+    if name in HUGGING_FACE:
+        return _Cvt(HUGGING_FACE[name])
+    size: dict[str, Any] = {"img_size": img_size} if _takes_size(name) else {}
+    return timm.create_model(name, **size)
+
+
+_takes_size = cache(takes_size)
+
+
+def own_size(name: str) -> int:
+    """The side of the pictures that a model was made for."""
+    check_names([name])
+    cfg = None if name in HUGGING_FACE else timm.get_pretrained_cfg(name)
+    return cfg.input_size[-1] if cfg else 224
+
+
+class _Cvt(nn.Module):
+    """transformers' CvT, with logits as its answer."""
+
+    def __init__(self, depth: list[int]) -> None:
+        super().__init__()
+        from transformers import CvtConfig, CvtForImageClassification
+
+        settings: dict[str, Any] = dict(depth=depth, num_labels=1000)
+        self.model = CvtForImageClassification(CvtConfig(**settings))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits
