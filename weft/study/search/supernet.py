@@ -26,6 +26,7 @@ from weft.run.build import takes_size
 from weft.study.search.space import Point, Space
 
 NAME = "weft_supernet"
+FROM_TIMM = {"pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "cache_dir"}  # given to all models
 FEWEST = 2  # pictures in a part of a batch: BatchNorm cannot train on one
 
 
@@ -214,7 +215,7 @@ def weft_supernet(
     `others` are drop_rate and drop_path_rate, and what timm gives to all models.
     """
     rates = {name: others.pop(name) for name in ("drop_rate", "drop_path_rate") if name in others}
-    if not others.keys() <= {"pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}:
+    if not others.keys() <= FROM_TIMM:
         raise TypeError(f"a supernet has arguments of its networks in `args`, not {', '.join(others)}")
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     shape = dict(num_classes=num_classes, in_chans=in_chans)
