@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from weft.errors import check_choice, check_positive, check_rates
 
-__all__ = ["FPN", "SemanticFPN", "SemanticHead"]
+__all__ = ["FPN", "PyramidHead", "SemanticFPN", "SemanticHead"]
 
 NORMS = ("batch", "group", "none")
 
@@ -62,8 +62,20 @@ class SemanticHead(nn.Module):
         return self.predictor(self.dropout(total))
 
 
-class SemanticFPN(nn.Module):
-    """A pyramid and the semantic head on it.
+class PyramidHead(nn.Module):
+    """A pyramid and the semantic head on it: maps at strides 4, 8, 16, 32 -> (B, K, H / 4, W / 4) logits."""
+
+    def __init__(self, pyramid: nn.Module, head: SemanticHead):
+        super().__init__()
+        self.pyramid = pyramid
+        self.head = head
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        return self.head(self.pyramid(maps))
+
+
+class SemanticFPN(PyramidHead):
+    """An FPN and the semantic head on it.
 
     Args:
         in_channels: of the maps at strides 4, 8, 16, 32. classes: K.
@@ -81,14 +93,9 @@ class SemanticFPN(nn.Module):
         norm: str = "group",
         dropout: float = 0.0,
     ):
-        super().__init__()
         check_positive(classes=classes, channels=channels, head_channels=head_channels)
         check_rates(dropout=dropout)
-        self.pyramid = FPN(in_channels, channels)
-        self.head = SemanticHead(channels, classes, head_channels, norm, dropout)
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        return self.head(self.pyramid(maps))
+        super().__init__(FPN(in_channels, channels), SemanticHead(channels, classes, head_channels, norm, dropout))
 
 
 # What the heads share -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError, check_positive, check_rates
-from weft.heads.fpn import SemanticHead, init_linear_conv
+from weft.heads.fpn import PyramidHead, SemanticHead, init_linear_conv
 from weft.models.layers import image_to_map, to_nchw
 from weft.models.vt import FilterTokenizer, Projector, Transformer
 
@@ -48,15 +48,12 @@ class VTFPN(nn.Module):
         ]
 
 
-class SemanticVTFPN(nn.Module):
+class SemanticVTFPN(PyramidHead):
     """VT-FPN and the semantic head of the FPN that it is compared with.
 
     Args:
-        in_channels: of the maps at strides 4, 8, 16, 32. classes: K.
-        channels: of the pyramid. head_channels: of the semantic head.
         num_tokens, token_dim: tokens of a level, and their width.
-        norm: behind the convolutions of the semantic head, "batch" as in the paper, "group" or "none".
-        dropout: part of the channels dropped before the last convolution.
+        norm: "batch" as in the paper, "group" or "none". It and all others are those of SemanticFPN.
     """
 
     def __init__(
@@ -70,11 +67,7 @@ class SemanticVTFPN(nn.Module):
         norm: str = "batch",
         dropout: float = 0.0,
     ):
-        super().__init__()
         check_positive(classes=classes, channels=channels, head_channels=head_channels, num_tokens=num_tokens)
         check_rates(dropout=dropout)
-        self.pyramid = VTFPN(in_channels, channels, num_tokens, token_dim)
-        self.head = SemanticHead(channels, classes, head_channels, norm, dropout)
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        return self.head(self.pyramid(maps))
+        pyramid = VTFPN(in_channels, channels, num_tokens, token_dim)
+        super().__init__(pyramid, SemanticHead(channels, classes, head_channels, norm, dropout))

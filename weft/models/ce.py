@@ -142,7 +142,8 @@ def conv_unit(unit: str, chs: int, width: int, stride: int, expand: int, **dd: A
     return resnet_unit(chs, stride, squeeze=unit == "seresnet", **dd), chs
 
 
-def check_embedding(unit: str, layers: int, expand: Sequence[int]) -> None:
+def check_embedding(unit: str, layers: int, expand: Sequence[int], stem_stride: int) -> None:
+    check_choice("stem_stride", stem_stride, STEM_STRIDES)
     check_choice("ce_unit", unit, CE_UNITS)
     check_choice("ce_layers", layers, CE_LAYERS)
     if not isinstance(expand, list | tuple) or not expand:

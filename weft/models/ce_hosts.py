@@ -17,13 +17,13 @@ from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.errors import check_positive, check_rates, check_ratio
 from weft.models.base import HybridModel
 from weft.models.baselines.cswin import CSWin
 from weft.models.baselines.pvt import PVT
-from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding
+from weft.models.ce import check_embedding, conv_embedding
 from weft.models.cvt import CvT
-from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages
+from weft.models.hierarchy import HierarchicalModel, MapStage, check_stages, doubled_widths
 from weft.models.layers import LayerNorm, StochasticDepth, add_branch, grid_size
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 from weft.models.windows import WindowMask, windowed_attention
@@ -124,13 +124,10 @@ class CESwin(HierarchicalModel):
         check_stages(4, depths=depths, num_heads=num_heads)
         check_positive(in_chans=in_chans, embed_dim=embed_dim, window_size=window_size)
         check_ratio(mlp_ratio=mlp_ratio)
-        check_embedding(ce_unit, ce_layers, ce_expand)
-        check_choice("stem_stride", stem_stride, STEM_STRIDES)
+        check_embedding(ce_unit, ce_layers, ce_expand, stem_stride)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
         check_rates(drop_path_rate=drop_path_rate)
-        dims = [embed_dim * 2**i for i in range(4)]
-        for dim, heads in zip(dims, num_heads, strict=True):
-            check_widths(dim, heads)
+        dims = doubled_widths(embed_dim, num_heads)
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
 
         self.in_chans = in_chans

@@ -33,9 +33,9 @@ from timm.models import generate_default_cfgs
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
-from weft.models.ce import STEM_STRIDES, check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
-from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio
+from weft.models.ce import check_embedding, conv_embedding, fused_mbconv, mbconv, token_embedding
+from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages, doubled_widths
 from weft.models.layers import ConvNorm, PointwiseConv, grid_size, pad_to_multiple, to_nchw, to_nhwc
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 from weft.models.windows import WindowMask, windowed_attention
@@ -215,15 +215,12 @@ class CETNet(HierarchicalModel):
         check_ratio(mlp_ratio=mlp_ratio)
         check_choice("le", le, LOCAL_ENHANCEMENTS)
         check_choice("embed", embed, EMBEDDINGS)
-        check_choice("stem_stride", stem_stride, STEM_STRIDES)
-        check_embedding(ce_unit, ce_layers, ce_expand)
+        check_embedding(ce_unit, ce_layers, ce_expand, stem_stride)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
         check_rates(drop_path_rate=drop_path_rate)
         grids = [grid_size(img_size, stem_stride * 2**i) for i in range(4)]
         slots = parse_pattern(pattern)
-        dims = [embed_dim * 2**i for i in range(4)]
-        for dim, heads in zip(dims, num_heads, strict=True):
-            check_widths(dim, heads)
+        dims = doubled_widths(embed_dim, num_heads)
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
 
         self.in_chans = in_chans

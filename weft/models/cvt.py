@@ -28,10 +28,10 @@ from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
+from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_switch
 from weft.models.ce import token_embedding
-from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages, spread
-from weft.models.layers import ConvNorm, PositionEmbedding, QuickGELU, grid_size, join, to_nchw, to_nhwc
+from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_heads, check_stages, spread
+from weft.models.layers import ConvNorm, QuickGELU, grid_size, join, to_nchw, to_nhwc
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["CvT"]
@@ -178,8 +178,7 @@ class CvT(HierarchicalModel):
         super().__init__()
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(3, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
-        for dim, heads in zip(embed_dims, num_heads, strict=True):
-            check_widths(dim, heads)
+        check_heads(embed_dims, num_heads)
         check_positive(in_chans=in_chans)
         check_switch(class_token=class_token)
         check_rates(drop_rate=drop_rate, proj_drop_rate=proj_drop_rate, attn_drop_rate=attn_drop_rate)
@@ -191,42 +190,30 @@ class CvT(HierarchicalModel):
         strides_kv = per_block("stride_kv", stride_kv, depths)
         mlp_ratios = per_block("mlp_ratio", mlp_ratio, depths)
         projections = spread("projection", projection, len(depths))
-        for value in chain.from_iterable(strides_kv):
-            check_choice("stride_kv", value, KV_STRIDES)
-        for value in chain.from_iterable(mlp_ratios):
-            check_ratio(mlp_ratio=value)
-        for value in projections:
-            check_choice("projection", value, PROJECTIONS)
-        drop_paths = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]
+        check_per_block(strides_kv, mlp_ratios, projections)
+        drop_paths: Any = [[0.0] * depths[0], [0.0] * depths[1], calculate_drop_path_rates(drop_path_rate, depths[2])]
 
         self.in_chans = in_chans
         reduction, widths = 1, (in_chans, *embed_dims)
         for i, dim in enumerate(embed_dims):
-            stride = stem_stride if i == 0 else 2
-            reduction *= stride
+            reduction *= stem_stride if i == 0 else 2
             grid = grid_size(img_size, reduction)
             has_class_token = class_token and i == 2
             blocks = [
                 Block(
                     dim,
-                    Attention(
-                        dim, num_heads[i], projections[i], strides_kv[i][j], attn_drop_rate, proj_drop_rate, **dd
-                    ),
-                    int(dim * mlp_ratios[i][j]),
+                    Attention(dim, num_heads[i], projections[i], stride, attn_drop_rate, proj_drop_rate, **dd),
+                    int(dim * ratio),
                     ACTIVATIONS[act_layer],
                     proj_drop_rate,
-                    drop_paths[i][j],
+                    drop_path,
                     **dd,
                 )
-                for j in range(depths[i])
+                for stride, ratio, drop_path in zip(strides_kv[i], mlp_ratios[i], drop_paths[i], strict=True)
             ]
-            stage = Stage(
-                token_embedding(embed, i, widths[i], dim, stem_stride, **dd),
-                nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
-                PositionEmbedding(grid, dim, has_class_token, **dd) if POSITIONS[pos_embed][i] else None,
-                blocks,
-                proj_drop_rate,
-            )
+            embedding = token_embedding(embed, i, widths[i], dim, stem_stride, **dd)
+            positions = grid if POSITIONS[pos_embed][i] else None
+            stage = Stage(embedding, blocks, dim, has_class_token, positions, proj_drop_rate, **dd)
             self.add_stage(stage, dim, reduction)
         norm = nn.LayerNorm(embed_dims[-1], **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, class_token, drop_rate, norm, **dd)
@@ -243,6 +230,15 @@ def per_block(name: str, value: Any, depths: Sequence[int]) -> list[list[Any]]:
     """One value, one per stage, or one list per stage, spread to one value per block."""
     stages = spread(name, value, len(depths))
     return [spread(f"{name}[{i}]", stage, depths[i]) for i, stage in enumerate(stages)]
+
+
+def check_per_block(strides_kv: list[list[Any]], mlp_ratios: list[list[Any]], projections: list[str]) -> None:
+    for value in chain.from_iterable(strides_kv):
+        check_choice("stride_kv", value, KV_STRIDES)
+    for value in chain.from_iterable(mlp_ratios):
+        check_ratio(mlp_ratio=value)
+    for value in projections:
+        check_choice("projection", value, PROJECTIONS)
 
 
 # Variants -------------------------------------------------------------------------------------------------------

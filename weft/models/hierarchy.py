@@ -11,7 +11,7 @@ from timm.layers import Mlp, trunc_normal_
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_positive
+from weft.errors import WeftError, check_positive, check_widths
 from weft.models.base import HybridModel
 from weft.models.layers import (
     LayerNorm,
@@ -79,22 +79,25 @@ class MapBlock(nn.Module):
 class TokenStage(nn.Module):
     """Embedding, class token, positions and blocks; all but embedding and blocks are optional.
 
-    (B, H, W, C_in) -> (B, h, w, C), and the class token where the stage has one.
+    (B, H, W, C_in) -> (B, h, w, C), and the class token where the stage has one. `grid` is that of the positions, None
+    for a stage without.
     """
 
     def __init__(
         self,
         embed: nn.Module,
-        cls_token: nn.Parameter | None,
-        pos_embed: PositionEmbedding | None,
         blocks: Sequence[nn.Module],
+        dim: int,
+        class_token: bool,
+        grid: tuple[int, int] | None,
         drop: float,
+        **dd: Any,
     ):
         super().__init__()
         self.grad_checkpointing = False
         self.embed = embed
-        self.cls_token = cls_token
-        self.pos_embed = pos_embed
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
+        self.pos_embed = PositionEmbedding(grid, dim, class_token, **dd) if grid is not None else None
         self.drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(blocks)
         self.reset_parameters()
@@ -190,6 +193,19 @@ def spread(name: str, value: Any, count: int) -> list[Any]:
     if len(values) != count:
         raise WeftError(f"{name}={value!r} has {len(values)} entries; give one value, or a list of {count}.")
     return values
+
+
+def doubled_widths(embed_dim: int, num_heads: Sequence[int]) -> list[int]:
+    """The widths D, 2 D, 4 D, ... of the stages, each of which its number of heads must divide."""
+    dims = [embed_dim * 2**i for i in range(len(num_heads))]
+    check_heads(dims, num_heads)
+    return dims
+
+
+def check_heads(dims: Sequence[int], num_heads: Sequence[int]) -> None:
+    """Raises where the number of heads of a stage does not divide its width."""
+    for dim, heads in zip(dims, num_heads, strict=True):
+        check_widths(dim, heads)
 
 
 def check_stages(count: int, **lists: Sequence[Any]) -> None:

@@ -285,38 +285,12 @@ class ViTAE(FlatModel):
         drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
 
         self.in_chans = in_chans
-        strides, widths = (stem_stride, 2, 2), (in_chans, *token_dims)
-        reductions = [
-            ReductionCell(
-                widths[i],
-                prm_dims[i],
-                token_dims[i],
-                KERNELS[i],
-                strides[i],
-                dilations[i],
-                rc_attention if i < 2 or full_rc3 else "none",
-                rc_pcm,
-                rc_drop_rate,
-                **dd,
-            )
-            for i in range(3)
-        ]
-        blocks = [
-            NormalCell(
-                dim,
-                num_heads,
-                hidden,
-                groups,
-                nc_pcm,
-                nc_pcm_norm,
-                nc_pcm_convs,
-                attn_drop_rate,
-                proj_drop_rate,
-                drop_path,
-                **dd,
-            )
-            for drop_path in drop_paths
-        ]
+        widths, strides = (in_chans, *token_dims[:-1]), (stem_stride, 2, 2)
+        attentions = (rc_attention, rc_attention, rc_attention if full_rc3 else "none")
+        cells = zip(widths, prm_dims, token_dims, KERNELS, strides, dilations, attentions, strict=True)
+        reductions = [ReductionCell(*cell, has_pcm=rc_pcm, drop=rc_drop_rate, **dd) for cell in cells]
+        pcm_args, drops = (groups, nc_pcm, nc_pcm_norm, nc_pcm_convs), (attn_drop_rate, proj_drop_rate)
+        blocks = [NormalCell(dim, num_heads, hidden, *pcm_args, *drops, drop_path, **dd) for drop_path in drop_paths]
         grid = grid_size(img_size, 4 * stem_stride)
         cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
         has_positions = pos_embed == "sinusoid"

@@ -46,8 +46,6 @@ FIRST_TOKENIZERS = ("filter", "pooling", "clustering")
 LATER_TOKENIZERS = ("recurrent", *FIRST_TOKENIZERS)
 PROJECTORS = ("every", "inner", "none")
 STAGES = 3
-
-
 BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
@@ -102,6 +100,15 @@ class ResNetTrunk(nn.Module):
         if last is None or last >= 3:
             maps.append(self.layer3(maps[-1]))
         return maps
+
+
+def trunk_levels(block: str, widths: tuple[int, ...], stem_stride: int) -> list[dict[str, Any]]:
+    """The `feature_info` of the maps of a ResNetTrunk."""
+    first = dict(num_chs=widths[0], reduction=min(stem_stride, 2), module="resnet.act1")
+    return [first] + [
+        dict(num_chs=width * BLOCKS[block].expansion, reduction=stem_stride * 2**i, module=f"resnet.layer{i + 1}")
+        for i, width in enumerate(widths)
+    ]
 
 
 class Stage(nn.Sequential):
@@ -202,38 +209,22 @@ class VTResNet(HybridModel):
         self.resnet = ResNetTrunk(
             in_chans, block, depths, widths, stem_stride, bottleneck_stride, step * (num_blocks - 1), **dd
         )
-        chs = [width * BLOCKS[block].expansion for width in widths]
-        self.feature_info = [dict(num_chs=widths[0], reduction=min(stem_stride, 2), module="resnet.act1")]
-        self.feature_info += [
-            dict(num_chs=chs[i], reduction=stem_stride * 2**i, module=f"resnet.layer{i + 1}") for i in range(STAGES)
-        ]
+        self.feature_info = trunk_levels(block, widths, stem_stride)
 
+        later = later_tokenizer if projector != "none" else "none"
+        tokenizers = [tokenizer] + [later] * (num_modules - 1)
+        relations = ["identity"] * (num_modules - num_relations) + [relation] * num_relations
         num_projectors = dict(every=num_modules, inner=num_modules - 1, none=0)[projector]
         # A module without a projector has no map of its own, and runs with the level of the last map there is.
         self.vt_levels = [STAGES + min(i + 1, num_projectors) for i in range(num_modules)]
         self.vt = nn.ModuleList()
-        in_chs = chs[-1]
+        args: dict[str, Any] = dict(group_width=group_width, num_heads=num_heads, carried_tokens=carried_tokens, **dd)
         for i in range(num_modules):
-            kind = tokenizer if i == 0 else later_tokenizer if projector != "none" else "none"
-            self.vt.append(
-                VisualTransformer(
-                    in_chs,
-                    channels,
-                    num_tokens,
-                    token_dim,
-                    tokenizer=kind,
-                    relation=relation if i >= num_modules - num_relations else "identity",
-                    projector=i < num_projectors,
-                    group_width=group_width,
-                    num_heads=num_heads,
-                    carried_tokens=carried_tokens,
-                    proj_drop=proj_drop_rate,
-                    drop_path=step * (num_blocks + i),
-                    **dd,
-                )
-            )
+            sizes = (self.feature_info[-1]["num_chs"], channels, num_tokens, token_dim)
+            kinds = (tokenizers[i], relations[i], i < num_projectors)
+            drop_path = step * (num_blocks + i)
+            self.vt.append(VisualTransformer(*sizes, *kinds, proj_drop=proj_drop_rate, drop_path=drop_path, **args))
             if i < num_projectors:
-                in_chs = channels
                 self.feature_info.append(dict(num_chs=channels, reduction=4 * stem_stride, module=f"vt.{i}"))
 
         num_features = channels if projector == "every" else token_dim

@@ -29,9 +29,9 @@ from timm.layers import calculate_drop_path_rates, register_notrace_function
 from timm.models import generate_default_cfgs, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio
 from weft.models.ce import token_embedding
-from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_stages
+from weft.models.hierarchy import HierarchicalModel, MapBlock, MapStage, check_heads, check_stages
 from weft.models.layers import grid_size, sizes_are_fixed, to_nchw, to_nhwc
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
@@ -197,8 +197,8 @@ class CSWin(HierarchicalModel):
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
         check_stages(4, mlp_ratios=mlp_ratios, split_sizes=split_sizes)
-        for dim, heads, ratio, split_size in zip(embed_dims, num_heads, mlp_ratios, split_sizes, strict=True):
-            check_widths(dim, heads)
+        check_heads(embed_dims, num_heads)
+        for heads, ratio, split_size in zip(num_heads, mlp_ratios, split_sizes, strict=True):
             check_ratio(mlp_ratios=ratio)
             check_split(split_size, heads)
         check_positive(in_chans=in_chans)

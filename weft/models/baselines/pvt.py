@@ -25,10 +25,10 @@ from timm.layers import calculate_drop_path_rates
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from weft.errors import check_choice, check_positive, check_rates, check_ratio, check_widths
+from weft.errors import check_choice, check_positive, check_rates, check_ratio
 from weft.models.ce import token_embedding
-from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_stages
-from weft.models.layers import ConvEmbed, PositionEmbedding, grid_size, join
+from weft.models.hierarchy import HierarchicalModel, TokenStage, TransformerBlock, check_heads, check_stages
+from weft.models.layers import ConvEmbed, grid_size, join
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
 __all__ = ["PVT"]
@@ -101,8 +101,8 @@ class PVT(HierarchicalModel):
         dd: dict[str, Any] = dict(device=device, dtype=dtype)
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads)
         check_stages(4, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios)
-        for dim, heads, ratio, reduction in zip(embed_dims, num_heads, mlp_ratios, sr_ratios, strict=True):
-            check_widths(dim, heads)
+        check_heads(embed_dims, num_heads)
+        for ratio, reduction in zip(mlp_ratios, sr_ratios, strict=True):
             check_positive(sr_ratios=reduction)
             check_ratio(mlp_ratios=ratio)
         check_positive(in_chans=in_chans)
@@ -115,7 +115,6 @@ class PVT(HierarchicalModel):
         widths = (in_chans, *embed_dims)
         for i, dim in enumerate(embed_dims):
             reduction = 4 * 2**i
-            has_class_token = i == 3
             blocks = [
                 TransformerBlock(
                     dim,
@@ -128,14 +127,8 @@ class PVT(HierarchicalModel):
                 )
                 for drop_path in drop_paths[i]
             ]
-            stage = TokenStage(
-                token_embedding(embed, i, widths[i], dim, **dd),
-                nn.Parameter(torch.empty(1, 1, dim, **dd)) if has_class_token else None,
-                PositionEmbedding(grid_size(img_size, reduction), dim, has_class_token, **dd),
-                blocks,
-                proj_drop_rate,
-            )
-            self.add_stage(stage, dim, reduction)
+            embedding, grid = token_embedding(embed, i, widths[i], dim, **dd), grid_size(img_size, reduction)
+            self.add_stage(TokenStage(embedding, blocks, dim, i == 3, grid, proj_drop_rate, **dd), dim, reduction)
         norm = nn.LayerNorm(embed_dims[-1], eps=LN_EPS, **dd)
         self.make_head(embed_dims[-1], num_classes, global_pool, True, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)

@@ -58,7 +58,7 @@ def _img_size(positions: str, stride: int) -> Callable[[StateDict], dict[str, An
     return read
 
 
-def _both(*readers: Callable[[StateDict], dict[str, Any]]) -> Callable[[StateDict], dict[str, Any]]:
+def _all(*readers: Callable[[StateDict], dict[str, Any]]) -> Callable[[StateDict], dict[str, Any]]:
     return lambda state: {key: value for read in readers for key, value in read(state).items()}
 
 
@@ -124,13 +124,17 @@ def _official_ceit(state_dict: StateDict) -> StateDict:
     return state
 
 
+TOKEN_TRANSFORMER = [  # of ViTAE's released code, which has it from T2T-ViT's
+    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
+    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
+]
+
 OFFICIAL_VITAE = [
     (r"^layers\.(\d)\.RC\.", r"reductions.\1."),
     (r"\.PRM\.convs\.(\d)\.0\.", r".prm.convs.\1."),
     (r"^(reductions\.\d)\.attn\.w$", r"\1.transformer.attention.w"),
     (r"^(reductions\.\d)\.attn\.(kqv|proj|norm1|norm2|mlp)\.", r"\1.transformer.\2."),
-    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
-    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
+    *TOKEN_TRANSFORMER,
     (r"^(reductions\.\d)\.PCM\.0\.", r"\1.pcm.0.conv."),
     (r"^(reductions\.\d)\.PCM\.2\.", r"\1.pcm.2.conv."),
     (r"^(reductions\.\d)\.PCM\.3\.", r"\1.pcm.2.bn."),
@@ -149,8 +153,7 @@ OFFICIAL_T2T_VIT = [
     (r"^tokens_to_token\.attention1\.", "reductions.0.transformer."),
     (r"^tokens_to_token\.attention2\.", "reductions.1.transformer."),
     (r"\.transformer\.w$", ".transformer.attention.w"),
-    (r"\.transformer\.mlp\.0\.", ".transformer.mlp.fc1."),
-    (r"\.transformer\.mlp\.2\.", ".transformer.mlp.fc2."),
+    *TOKEN_TRANSFORMER,
 ]
 
 
@@ -213,7 +216,7 @@ LAYOUTS = (
         "ceit",
         "i2t.backbone.conv.weight",
         _official_ceit,
-        _both(_in_chans("stem.convs.0.conv"), _img_size("pos_embed", 16)),
+        _all(_in_chans("stem.convs.0.conv"), _img_size("pos_embed", 16)),
     ),
     Layout(
         "official ViTAE",
@@ -227,14 +230,14 @@ LAYOUTS = (
         "t2t_vit",
         "tokens_to_token.attention1.w",
         _official_t2t_vit,
-        _both(_t2t_vit_in_chans, _img_size("pos_embed", 16)),
+        _all(_t2t_vit_in_chans, _img_size("pos_embed", 16)),
     ),
     Layout(
         "official PVT",
         "pvt",
         "pos_embed4",
         _official_pvt,
-        _both(_in_chans("stages.0.embed.proj"), _img_size("stages.0.pos_embed", 4)),
+        _all(_in_chans("stages.0.embed.proj"), _img_size("stages.0.pos_embed", 4)),
     ),
     Layout(
         "official CSWin",
