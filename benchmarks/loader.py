@@ -31,7 +31,7 @@ from weft.data.augment.picture import Augmentation
 from weft.data.loader import train_batches
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
-from weft.data.sampler import Plan
+from weft.data.sampler import SamplingPlan
 from weft.data.targets import LABELS
 
 BATCH = 64
@@ -101,7 +101,7 @@ def weft_epoch(folder: Path, policy: str) -> Callable[[], Iterable[torch.Tensor]
     normal = Preprocessing(
         (224, 224), 3, 8, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic", 0.9, "center", MAX_PIXELS
     )
-    plan = Plan(np.arange(len(source.names)), batch=BATCH, seed=0)
+    plan = SamplingPlan(np.arange(len(source.names)), batch=BATCH, seed=0)
     augmentation = Augmentation(AugmentConfig(policy=policy), normal)
     steps = range(plan.steps_per_epoch)
     return lambda: (b.pictures for b in train_batches(source, augmentation, plan, steps, workers=0, pin=False))

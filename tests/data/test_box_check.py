@@ -17,8 +17,8 @@ from weft.data.boxes.shapes import encode
 from weft.data.check.boxes import FAULTS, check_boxes
 from weft.data.demo import open_nuclei
 from weft.data.read import MAX_PIXELS
-from weft.data.sources.renamed import Renamed
-from weft.data.sources.source import Parts
+from weft.data.sources.renamed import RenamedTargets
+from weft.data.sources.source import JoinedReaders
 
 GOOD = thing(100, [1, 1, 4, 4])
 
@@ -214,7 +214,9 @@ def test_a_quick_check_looks_at_a_sample_and_at_joined_sets(tmp_path):
     answer = found(source, quick=True, seconds=0.2)
     assert 0 < answer.looked_at <= len(source)
     other = one(tmp_path, GOOD, thing(7, [3, 3, 0, 4]))
-    source.targets = Parts([(source.targets, np.arange(287)), (Renamed(other.targets, [0]), np.arange(1))])
+    source.targets = JoinedReaders(
+        [(source.targets, np.arange(287)), (RenamedTargets(other.targets, [0]), np.arange(1))]
+    )
     assert "no-area" in problems(source, quick=True, seconds=0.2)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.places import DATA
 from tests.helpers.small_runs import make_pictures, tiny_run
 from weft import WeftError
 from weft.config import AugmentConfig, Config
-from weft.data.augment.device_policy import KERNELS, DevicePolicy, Step, fits, perform
+from weft.data.augment.device_policy import KERNELS, DevicePolicy, DrawnOperation, fits, perform
 from weft.data.augment.picture import Augmentation
 from weft.data.demo import fashion_mnist
 from weft.data.preprocessing import Preprocessing, to_pillow
@@ -78,10 +78,10 @@ def by_timm(name: str, picture: torch.Tensor, args: tuple[float, ...], mode: Ima
     return torch.from_numpy(np.array(image)).view(*picture.shape[1:], -1).permute(2, 0, 1)
 
 
-def steps(name: str, levels: list[float], mode: Image.Resampling, channels: int = 3) -> list[list[Step]]:
+def steps(name: str, levels: list[float], mode: Image.Resampling, channels: int = 3) -> list[list[DrawnOperation]]:
     arguments = auto_augment.LEVEL_TO_ARG[name] or (lambda *_: ())
     operation = auto_augment.NAME_TO_OP[name]
-    return [[Step(operation, arguments(level, {}), mode, FILL[:channels])] for level in levels]
+    return [[DrawnOperation(operation, arguments(level, {}), mode, FILL[:channels])] for level in levels]
 
 
 def check(found: torch.Tensor, expected: torch.Tensor, moved: bool, mode: Image.Resampling, often: float) -> None:

@@ -19,7 +19,7 @@ from weft.data.augment.picture import Augmentation
 from weft.data.loader import Batch, check_shared_memory, eval_batches, train_batches
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
-from weft.data.sampler import Plan
+from weft.data.sampler import SamplingPlan
 from weft.data.targets import LABELS
 from weft.errors import WeftError
 
@@ -51,7 +51,7 @@ class Noise:
 
 
 def training(source: Noise, workers: int, steps: range = range(7)) -> list[Batch]:
-    plan = Plan(np.arange(len(source.names)), batch=8, seed=0)
+    plan = SamplingPlan(np.arange(len(source.names)), batch=8, seed=0)
     return list(train_batches(source, AUGMENTATION, plan, steps, workers=workers, pin=False))
 
 
@@ -111,7 +111,7 @@ def test_bugs_reach_the_trainer_with_the_name(workers: int) -> None:
 
 
 def test_closing_ends_the_workers() -> None:
-    plan = Plan(np.arange(40), batch=4, seed=0)
+    plan = SamplingPlan(np.arange(40), batch=4, seed=0)
     batches = train_batches(Noise(), AUGMENTATION, plan, range(1000), workers=2, pin=False)
     for _ in range(4):  # so that both workers have started
         next(batches)
@@ -129,7 +129,7 @@ def test_closing_ends_the_workers() -> None:
 
 @LINUX
 def test_memory_of_workers_does_not_grow() -> None:
-    plan = Plan(np.arange(400), batch=8, seed=0)
+    plan = SamplingPlan(np.arange(400), batch=8, seed=0)
     used = []
     for i, _ in enumerate(
         train_batches(Noise(400), AUGMENTATION, plan, range(3 * plan.steps_per_epoch), workers=1, pin=False)
@@ -145,10 +145,10 @@ ORPHANS = """
 import multiprocessing, sys
 sys.path.insert(0, sys.argv[2])
 import numpy as np, torch
-from tests.data.test_loader import AUGMENTATION, Noise, Plan, loader, train_batches
+from tests.data.test_loader import AUGMENTATION, Noise, SamplingPlan, loader, train_batches
 if __name__ == "__main__":
     loader._context = lambda: multiprocessing.get_context(sys.argv[1])
-    plan = Plan(np.arange(40), batch=4, seed=0)
+    plan = SamplingPlan(np.arange(40), batch=4, seed=0)
     batches = train_batches(Noise(), AUGMENTATION, plan, range(10**6), workers=2, pin=False)
     next(batches)
     print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)

@@ -13,8 +13,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from weft.data.check.findings import Problem
 from weft.data.check.masks import MaskFindings, check_masks
 from weft.data.masks.folders import open_masks
-from weft.data.sources.renamed import Renamed
-from weft.data.sources.source import Parts, Source
+from weft.data.sources.renamed import RenamedTargets
+from weft.data.sources.source import JoinedReaders, Source
 
 COUNT = 20
 
@@ -204,7 +204,9 @@ def test_parts_of_sources(root: Path) -> None:
     source = open_masks(str(root))
     whole = check(source)
     order = np.arange(COUNT)[::-1]
-    source.targets = Parts([(source.targets, order), (Renamed(source.targets, range(len(source.classes))), order)])
+    source.targets = JoinedReaders(
+        [(source.targets, order), (RenamedTargets(source.targets, range(len(source.classes))), order)]
+    )
     source.names, source.labels = type(source.names)(f"{i}" for i in range(2 * COUNT)), np.zeros(2 * COUNT, np.int64)
     assert check(source).pixels == [2 * n for n in whole.pixels]
 

@@ -20,9 +20,9 @@ from tests.helpers.places import DATA
 from weft.config import AugmentConfig
 from weft.data.augment.pairs import (
     IGNORE,
+    CropView,
     DetectAugmentation,
     SegmentAugmentation,
-    View,
     align,
     colours,
     distort,
@@ -31,7 +31,7 @@ from weft.data.augment.pairs import (
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import draw, encode
 from weft.data.preprocessing import Preprocessing
-from weft.data.read import MAX_PIXELS, BadPicture, Opened, header
+from weft.data.read import MAX_PIXELS, BadPicture, OpenedPicture, header
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 seeds = st.integers(0, 2**62)
@@ -73,15 +73,15 @@ def rectangles(height: int, width: int, boxes: Any, **changes: Any) -> Objects:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> tuple[tuple[int, int], View]:
+def views(draw: st.DrawFn) -> tuple[tuple[int, int], CropView]:
     height, width = draw(sides), draw(sides)
     h, w = draw(st.integers(1, height)), draw(st.integers(1, width))
     box = draw(st.integers(0, height - h)), draw(st.integers(0, width - w)), h, w
     size = draw(sides), draw(st.integers(2, 60))  # torch fails at a width of 1, which has a test of its own
-    return (height, width), View(box, size, draw(st.booleans()), draw(st.booleans()))
+    return (height, width), CropView(box, size, draw(st.booleans()), draw(st.booleans()))
 
 
-def by_torchvision(tensor: Any, view: View, **options: Any) -> Any:
+def by_torchvision(tensor: Any, view: CropView, **options: Any) -> Any:
     tensor = F.resize(F.crop(tensor, *view.box), list(view.size), **options)
     tensor = F.horizontal_flip(tensor) if view.flip else tensor
     return F.vertical_flip(tensor) if view.vflip else tensor
@@ -92,12 +92,12 @@ def by_torchvision(tensor: Any, view: View, **options: Any) -> Any:
 
 @given(views(), seeds)
 @settings(max_examples=60, deadline=None)
-def test_views_are_torchvisions(drawn: tuple[tuple[int, int], View], seed: int) -> None:
+def test_views_are_torchvisions(drawn: tuple[tuple[int, int], CropView], seed: int) -> None:
     """Pixels and boxes as torchvision moves them; masks as its exact nearest neighbour."""
     (height, width), view = drawn
     rng = np.random.default_rng(seed % 2**32)
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    with Opened(pixels, None) as opened:
+    with OpenedPicture(pixels, None) as opened:
         found = view.picture(opened, preprocessing(), "bilinear")
     expected = by_torchvision(tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1)), view, antialias=True)
     assert (found.int() - expected.int()).abs().max() <= 1
@@ -118,10 +118,10 @@ def test_views_are_torchvisions(drawn: tuple[tuple[int, int], View], seed: int) 
 
 @given(views())
 @settings(max_examples=30, deadline=None)
-def test_mirrored_twice_is_as_before(drawn: tuple[tuple[int, int], View]) -> None:
+def test_mirrored_twice_is_as_before(drawn: tuple[tuple[int, int], CropView]) -> None:
     (height, width), view = drawn
     _, mask = scene(height, width)
-    whole = View((0, 0, height, width), (height, width), view.flip, view.vflip)
+    whole = CropView((0, 0, height, width), (height, width), view.flip, view.vflip)
     assert np.array_equal(whole.mask(whole.mask(mask)), mask)
     boxes = np.array([[0, 0, 0.5, 1], [1, 2, 3, 4]], np.float32)
     np.testing.assert_allclose(whole.boxes(whole.boxes(boxes)), boxes, atol=1e-4)
@@ -129,7 +129,7 @@ def test_mirrored_twice_is_as_before(drawn: tuple[tuple[int, int], View]) -> Non
 
 @given(views())
 @settings(max_examples=30, deadline=None)
-def test_boxes_lie_around_their_masks(drawn: tuple[tuple[int, int], View]) -> None:
+def test_boxes_lie_around_their_masks(drawn: tuple[tuple[int, int], CropView]) -> None:
     """The pixels of a filled rectangle after any view are those whose centres lie in its box after that view."""
     (height, width), view = drawn
     mask = np.zeros((height, width), bool)

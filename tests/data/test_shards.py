@@ -42,7 +42,7 @@ def test_headers_are_read_as_tarfile_reads_them(tmp_path_factory, names, format,
         path, {f"{n}.jpg": bytes([i + 1]) * s for i, (n, s) in enumerate(zip(names, sizes, strict=True))}, format
     )
     with open(path, "rb", buffering=0) as file, tarfile.open(path) as peer:
-        found = list(shards._members(path, shards.Window(file)))
+        found = list(shards._members(path, shards.ReadAhead(file)))
         assert found == [(info.name, info.offset_data, info.size) for info in peer if info.isreg()]
 
 
@@ -53,7 +53,7 @@ def test_folders_links_and_long_prefixes(tmp_path):
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.add(tmp_path / "in", arcname="in")
     with open(path, "rb", buffering=0) as file, tarfile.open(path) as peer:
-        found = list(shards._members(path, shards.Window(file)))
+        found = list(shards._members(path, shards.ReadAhead(file)))
         assert found == [(info.name, info.offset_data, info.size) for info in peer if info.isreg()]
         assert len(found) == 1
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from weft.data.augment.pairs import align
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, header
-from weft.data.sampler import Draw, Plan
+from weft.data.sampler import Draw, SamplingPlan
 from weft.data.targets import TargetKind
 from weft.errors import WeftError
 
@@ -77,7 +77,7 @@ def _pinned(items: Any) -> Any:
 
 
 def train_batches(
-    source: PictureSource, augmentation: Any, plan: Plan, steps: Iterable[int], *, workers: int, pin: bool
+    source: PictureSource, augmentation: Any, plan: SamplingPlan, steps: Iterable[int], *, workers: int, pin: bool
 ) -> Generator[Batch]:
     """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
     reader = _Reader(source, augmentation.preprocessing, augmentation)

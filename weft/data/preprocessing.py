@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from weft.data.read import BadPicture, Opened, Picture
+from weft.data.read import BadPicture, OpenedPicture, Picture
 from weft.errors import WeftError
 
 Canvas = Any  # a (C, H, W) tensor or a Pillow image: torchvision's functions take both, but are typed for tensors
@@ -26,7 +26,7 @@ Canvas = Any  # a (C, H, W) tensor or a Pillow image: torchvision's functions ta
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What evaluation, prediction, export and serving do to a picture; stored with the weights.
+    """The way of a picture into the model in evaluation, prediction and export; stored with the weights.
 
     `center` resizes the short side to size / crop_pct and cuts out the centre, `squash` resizes both sides, as timm
     does. Nothing is drawn, nothing is shrunk by the decoder, so 8-bit pictures come out as timm's, bit for bit.
@@ -46,7 +46,7 @@ class Preprocessing:
 
     def picture(self, file: Picture) -> Tensor:
         """(C, h, w) uint8, or float32 where the depth is not 8; raises BadPicture."""
-        with Opened(file, self.max_pixels) as opened:
+        with OpenedPicture(file, self.max_pixels) as opened:
             pixels = opened.pixels(self.channels)
         if self.depth == 8 and self.channels in (1, 3):
             canvas: Canvas = pixels if isinstance(pixels, Image.Image) else to_pillow(to_channels_first(pixels, 8))

@@ -56,7 +56,7 @@ class BadPicture(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about its picture before a pixel is decoded."""
+    """Facts that a file states about its picture before a pixel is decoded."""
 
     format: str
     width: int  # after EXIF rotation, as the height
@@ -71,7 +71,7 @@ class Header:
 
 def header(file: Picture) -> Header:
     """The header of a picture, with its colour profile; raises BadPicture."""
-    with Opened(file, max_pixels=None) as opened:
+    with OpenedPicture(file, max_pixels=None) as opened:
         return opened.header if opened.image is None else _with_profile(opened.header, opened.image)
 
 
@@ -82,12 +82,12 @@ def decode(
 
     A JPEG's decoder may shrink the picture by 2, 4 or 8, but not below a height and width of `at_least`.
     """
-    with Opened(file, max_pixels) as opened:
+    with OpenedPicture(file, max_pixels) as opened:
         pixels = np.asarray(opened.pixels(channels, at_least))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-class Opened:
+class OpenedPicture:
     """A picture whose header is known and checked and whose pixels are still to be decoded."""
 
     header: Header
@@ -103,7 +103,7 @@ class Opened:
             self.close()
             raise
 
-    def __enter__(self) -> "Opened":
+    def __enter__(self) -> "OpenedPicture":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,9 +175,9 @@ class Opened:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Whatever a decoder makes of hostile bytes becomes BadPicture; our rules instead of the process's."""
+    """Turns whatever a decoder makes of hostile bytes into BadPicture; our limits hold instead of the process's."""
     limit, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False  # `Opened` has its own limit
+    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = None, False  # `OpenedPicture` has its own limit
     try:
         yield
     except BadPicture:

@@ -17,7 +17,7 @@ class Draw(NamedTuple):
     seed: int
 
 
-class Plan:
+class SamplingPlan:
     """The draws of every step of a training run.
 
     An epoch is one shuffle of the pictures, cut into whole batches; what is left over takes its chance in the next

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.data.preprocessing import Preprocessing
-from weft.data.sampler import Plan
+from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import Source
 from weft.data.split import Split
 from weft.engine.optim import Ema
@@ -30,7 +30,7 @@ class Parts:
     write_model: Callable[[Path, nn.Module, dict[str, Tensor], dict[str, Any]], None]  # folder, model, weights, ...
     optimizer: torch.optim.Optimizer
     ema: Ema | None
-    plan: Plan
+    plan: SamplingPlan
     task: Task
     facts: dict[str, Any]  # stored with each state, compared on resuming
 

@@ -25,7 +25,7 @@ from weft.data.check.amounts import measure_targets
 from weft.data.check.check import DataReport, check
 from weft.data.loader import check_shared_memory
 from weft.data.preprocessing import Preprocessing
-from weft.data.sampler import Plan
+from weft.data.sampler import SamplingPlan
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source, fingerprint
 from weft.data.split import Split, load_split, make_split, save_split
@@ -403,11 +403,11 @@ class Sitting:
         progress = Progress(total_steps=total, micro_batch=config.run.micro_batch)
         return Trainer(self.folder, config, world, parts, self.dtype, progress, self.screen)
 
-    def make_plan(self) -> Plan:
+    def make_plan(self) -> SamplingPlan:
         """Which pictures each step sees."""
         config, world, source, split = self.config, self.world, self.data.source, self.data.split
         balanced = config.data.balance == "sampler"
-        return Plan(
+        return SamplingPlan(
             split.train,
             batch=config.run.batch,
             seed=config.run.seed,

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from weft.config import AugmentConfig
 from weft.data.augment.picture import drawing_from
-from weft.data.augment.policies import Uniform, policy_settings, timm_policy
+from weft.data.augment.policies import UniformRandAugment, policy_settings, timm_policy
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 
 Kernel = Callable[[Tensor, Tensor], Tensor]  # (G, C, h, w) pictures and (G, n) parameters to pictures, all uint8
 
 
-class Step(NamedTuple):
+class DrawnOperation(NamedTuple):
     """An operation on one picture, as timm drew it."""
 
     operation: Callable[..., Any]  # timm's
@@ -53,11 +53,11 @@ class DevicePolicy:
                 f"augment.policy={config.policy!r} of {preprocessing.channels} channels; set it to no."
             )
         self.policy = timm_policy(config.policy, policy_settings(config, preprocessing))
-        self._generators = () if isinstance(self.policy, Uniform) else ("numpy",)
+        self._generators = () if isinstance(self.policy, UniformRandAugment) else ("numpy",)
         for op in self.policy.ops:
             op.aug_fn = partial(_note, op.aug_fn)
 
-    def draw(self, pictures: int, seed: int) -> list[list[Step]]:
+    def draw(self, pictures: int, seed: int) -> list[list[DrawnOperation]]:
         """The steps of each picture: timm's policy is run, but its operations only note that they were called."""
         with drawing_from(seed, *self._generators):
             return [self.policy([]) for _ in range(pictures)]
@@ -67,7 +67,7 @@ class DevicePolicy:
 
 
 @torch.no_grad()
-def perform(drawn: list[list[Step]], pictures: Tensor) -> Tensor:
+def perform(drawn: list[list[DrawnOperation]], pictures: Tensor) -> Tensor:
     """(B, C, h, w) uint8 pictures after the steps of each."""
     groups = _grouped(drawn, *pictures.shape[-2:])
     pictures = pictures.clone()
@@ -77,13 +77,15 @@ def perform(drawn: list[list[Step]], pictures: Tensor) -> Tensor:
     return pictures
 
 
-def _note(operation: Callable[..., Any], steps: list[Step], *args: float, resample: Any, fillcolor: Any) -> list[Step]:
+def _note(
+    operation: Callable[..., Any], steps: list[DrawnOperation], *args: float, resample: Any, fillcolor: Any
+) -> list[DrawnOperation]:
     if not isinstance(resample, int):  # a choice, which timm leaves to the operations that interpolate
         resample = random.choice(resample) if operation in MATRICES else 0
-    return [*steps, Step(operation, args, resample, fillcolor)]
+    return [*steps, DrawnOperation(operation, args, resample, fillcolor)]
 
 
-def _grouped(drawn: list[list[Step]], height: int, width: int) -> dict[tuple[int, Kernel], list[list[float]]]:
+def _grouped(drawn: list[list[DrawnOperation]], height: int, width: int) -> dict[tuple[int, Kernel], list[list[float]]]:
     """For each round, and each kernel in it: rows of a picture's index and its parameters."""
     groups = defaultdict(list)
     for position in range(max(map(len, drawn), default=0)):
@@ -94,8 +96,8 @@ def _grouped(drawn: list[list[Step]], height: int, width: int) -> dict[tuple[int
     return groups
 
 
-def _parameters(step: Step, height: int, width: int) -> Sequence[float]:
-    """What the step's kernel wants to know of one picture."""
+def _parameters(step: DrawnOperation, height: int, width: int) -> Sequence[float]:
+    """The parameters of the step's kernel for one picture."""
     if step.operation in MATRICES:
         return [*MATRICES[step.operation](height, width, *step.args), width, height, step.mode, *step.fill]
     return step.args

@@ -1,4 +1,4 @@
-"""What training does to a whole batch on its device: random erasing, mixup, cutmix, label smoothing, as timm has them.
+"""Augmentation of a whole batch on its device: random erasing, mixup, cutmix, label smoothing, as timm has them.
 
 Every number is drawn on the host from the step's seed, so the device is never waited for.
 """

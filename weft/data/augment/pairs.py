@@ -1,6 +1,6 @@
 """A training picture together with its mask or its objects: what happens to one happens to the other.
 
-A `View` says which box of a picture is shown, at which size, mirrored or not; pixels, masks and boxes all follow it.
+A `CropView` says which box of a picture is shown, at which size, mirrored or not; pixels, masks and boxes follow it.
 The box is cut out before anything is resized, so only what is shown costs time.
 """
 
@@ -20,7 +20,7 @@ from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import box_of, draw, encode
 from weft.data.masks.values import IGNORE, upright
 from weft.data.preprocessing import Preprocessing, fit, resize, to_channels_first, to_tensor
-from weft.data.read import BadPicture, Header, Opened, Picture
+from weft.data.read import BadPicture, Header, OpenedPicture, Picture
 
 DRAWS = 10  # of a window, until no class fills too much of it
 SPARE = 2.0  # a JPEG's decoder leaves this many times the pixels needed on a side
@@ -28,7 +28,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class View:
+class CropView:
     """A box of the upright picture, resized, then mirrored."""
 
     box: Box  # in pixels of the picture
@@ -36,7 +36,7 @@ class View:
     flip: bool = False  # left to right
     vflip: bool = False  # top to bottom
 
-    def picture(self, opened: Opened, preprocessing: Preprocessing, mode: str) -> Tensor:
+    def picture(self, opened: OpenedPicture, preprocessing: Preprocessing, mode: str) -> Tensor:
         """(C, h, w) uint8 or float32."""
         whole = opened.header.height, opened.header.width
         sides = zip(whole, self.size, self.box[2:], strict=True)
@@ -90,7 +90,7 @@ class SegmentAugmentation:
 
     def pair(self, file: Picture, mask: np.ndarray, seed: int) -> tuple[Tensor, Tensor]:
         """(C, h, w) and (h, w) uint8 from a mask (H, W) uint8: a function of its arguments; may raise BadPicture."""
-        with drawing_from(seed), Opened(file, self.preprocessing.max_pixels) as opened:
+        with drawing_from(seed), OpenedPicture(file, self.preprocessing.max_pixels) as opened:
             mask = align(mask, opened.header)
             view = mirror_view(self._view(mask), self.config)
             picture = _shown(opened, view, self.config, self.preprocessing)
@@ -98,14 +98,14 @@ class SegmentAugmentation:
         target[: view.size[0], : view.size[1]] = torch.from_numpy(view.mask(mask))
         return pad(picture, self.window, self.preprocessing), target
 
-    def _view(self, mask: np.ndarray) -> View:
+    def _view(self, mask: np.ndarray) -> CropView:
         whole = mask.shape[0], mask.shape[1]
         part, size = random_part(whole, self.preprocessing, self.window, self.config.rescale)
         for _ in range(DRAWS):
             top, left, height, width = box = random_place(part, whole)
             if varied(mask[top : top + height, left : left + width], self.config.class_limit):
                 break
-        return View(box, size)
+        return CropView(box, size)
 
 
 class DetectAugmentation:
@@ -123,7 +123,7 @@ class DetectAugmentation:
     def pair(self, file: Picture, objects: Objects, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         """(C, h, w) and `boxes` (n, 4) float32, `labels` (n,) int64, and where there are shapes `masks` (n, h, w)
         uint8: a function of its arguments; may raise BadPicture."""
-        with drawing_from(seed), Opened(file, self.preprocessing.max_pixels) as opened:
+        with drawing_from(seed), OpenedPicture(file, self.preprocessing.max_pixels) as opened:
             objects = align(objects, opened.header)
             whole = opened.header.height, opened.header.width
             view = mirror_view(self._view(whole), self.config)
@@ -132,13 +132,13 @@ class DetectAugmentation:
         window = (side, side) if self.config.crop == "random" else view.size
         return pad(picture, window, self.preprocessing), shown_objects(objects, view, whole, window)
 
-    def _view(self, whole: tuple[int, int]) -> View:
+    def _view(self, whole: tuple[int, int]) -> CropView:
         cfg = self.config
         if cfg.crop == "random":
             part, size = random_part(whole, self.preprocessing, (cfg.img_size, cfg.img_size), cfg.rescale)
-            return View(random_place(part, whole), size)
+            return CropView(random_place(part, whole), size)
         short = random.choice(cfg.short_sides or [cfg.img_size])
-        return View((0, 0, *whole), fit(whole, (short, cfg.long_side or round(1.6667 * short))))
+        return CropView((0, 0, *whole), fit(whole, (short, cfg.long_side or round(1.6667 * short))))
 
 
 def random_part(
@@ -158,7 +158,7 @@ def random_place(part: tuple[int, int], whole: tuple[int, int]) -> Box:
     return random.randint(0, whole[0] - part[0]), random.randint(0, whole[1] - part[1]), *part
 
 
-def mirror_view(view: View, config: AugmentConfig) -> View:
+def mirror_view(view: CropView, config: AugmentConfig) -> CropView:
     flip, vflip = random.random() < config.flip, random.random() < config.vflip
     return dataclasses.replace(view, flip=flip, vflip=vflip)
 
@@ -171,7 +171,7 @@ def varied(mask: np.ndarray, limit: float) -> bool:
     return bool(0 < counts.max() <= limit * counts.sum())
 
 
-def _shown(opened: Opened, view: View, config: AugmentConfig, preprocessing: Preprocessing) -> Tensor:
+def _shown(opened: OpenedPicture, view: CropView, config: AugmentConfig, preprocessing: Preprocessing) -> Tensor:
     """The view of the picture, its colours distorted."""
     mode = random.choice(("bilinear", "bicubic")) if config.interpolation == "random" else config.interpolation
     picture = view.picture(opened, preprocessing, mode)
@@ -215,8 +215,10 @@ def pad(picture: Tensor, window: tuple[int, int], preprocessing: Preprocessing) 
     return padded
 
 
-def shown_objects(objects: Objects, view: View, whole: tuple[int, int], window: tuple[int, int]) -> dict[str, Tensor]:
-    """What training wants to know of the objects in a view of a picture of the size `whole`."""
+def shown_objects(
+    objects: Objects, view: CropView, whole: tuple[int, int], window: tuple[int, int]
+) -> dict[str, Tensor]:
+    """The objects in a view of a picture of the size `whole`, as a detector is trained on them."""
     moved = view.boxes(objects.boxes)
     boxes = moved.clip(0, view.size[::-1] * 2)
     cut = np.abs(moved - boxes).max(axis=1, initial=0) > 1
@@ -236,7 +238,7 @@ def shown_objects(objects: Objects, view: View, whole: tuple[int, int], window: 
     return target
 
 
-def _draw_into(mask: np.ndarray, shape: Any, box: np.ndarray, view: View, whole: tuple[int, int]) -> bool:
+def _draw_into(mask: np.ndarray, shape: Any, box: np.ndarray, view: CropView, whole: tuple[int, int]) -> bool:
     """Writes the part of a shape that lies in its box in the view into the mask (h, w); whether there is any."""
     left, top = np.floor(box[:2]).astype(int)
     right, bottom = np.ceil(box[2:]).astype(int)

@@ -16,15 +16,15 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from weft.config import AugmentConfig
-from weft.data.augment.policies import Uniform, make_policy, needs_pillow, on_pillow
+from weft.data.augment.policies import UniformRandAugment, make_policy, needs_pillow, on_pillow
 from weft.data.preprocessing import Canvas, Preprocessing, cover, resize, to_channels_first, to_tensor
-from weft.data.read import Opened, Picture
+from weft.data.read import OpenedPicture, Picture
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class Augmentation:
-    """What training does to a picture: crop, flips, then a policy or colour jitter, as in timm, drawn from a seed.
+    """Crop, flips, then a policy or colour jitter, as in timm, drawn from a seed.
 
     `random-resized` is timm's random resized crop. `random` brings the short side to the target's where it is not,
     adds `pad` black pixels around, and cuts a random window. `resize` brings both sides to the target. Colour jitter
@@ -45,7 +45,7 @@ class Augmentation:
             policy = make_policy(config, preprocessing)
             self._steps.append(policy)
             self._generators |= {"torch"} if config.policy == "trivial" else {"numpy"}
-            if isinstance(policy, Uniform):
+            if isinstance(policy, UniformRandAugment):
                 self._generators.clear()
         if config.color_jitter and (not config.policy or "3a" in config.policy):
             needs_pillow("augment.color_jitter", preprocessing)
@@ -67,7 +67,7 @@ class Augmentation:
     def _cut(self, file: Picture) -> Tensor:
         """The picture, decoded and cut to the target's size."""
         target, cfg = self.preprocessing.size, self.config
-        with Opened(file, self.preprocessing.max_pixels) as opened:
+        with OpenedPicture(file, self.preprocessing.max_pixels) as opened:
             whole = opened.header.height, opened.header.width
             box = random_box(whole, cfg.scale, cfg.ratio) if cfg.crop == "random-resized" else (0, 0, *whole)
             mode = random.choice(("bilinear", "bicubic")) if cfg.interpolation == "random" else cfg.interpolation

@@ -43,7 +43,7 @@ def make_policy(config: AugmentConfig, preprocessing: Preprocessing) -> Callable
 
 
 def policy_settings(config: AugmentConfig, preprocessing: Preprocessing) -> dict[str, Any]:
-    """What timm wants to know beside a policy's string."""
+    """timm's settings of a policy, beside its string."""
     fill = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
     settings: dict[str, Any] = dict(translate_const=int(min(preprocessing.size) * 0.45), img_mean=fill)
     if config.interpolation != "random":  # and Pillow rotates and shears with nothing finer than bicubic
@@ -68,11 +68,11 @@ def timm_policy(policy: str, settings: dict[str, Any] | None = None) -> Any:
         raise WeftError(
             f"augment.policy={policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
         ) from None
-    return Uniform(made.ops, made.num_layers) if made.choice_weights is None else made
+    return UniformRandAugment(made.ops, made.num_layers) if made.choice_weights is None else made
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformRandAugment:
     """timm's RandAugment, but drawing from `random` like all of its operations: seeding NumPy as well takes longer."""
 
     ops: list[Callable[[Canvas], Canvas]]

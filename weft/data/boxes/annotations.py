@@ -1,6 +1,6 @@
-"""Objects of many pictures as columns: what COCO, VOC and YOLO files are read into.
+"""Objects of many pictures as columns, into which COCO, VOC and YOLO files are read.
 
-`Gathering` takes objects one by one, in any order. `finish` sorts them by picture, clips boxes to the picture and
+`ObjectColumns` takes objects one by one, in any order. `finish` sorts them by picture, clips boxes to the picture and
 leaves out what cannot be right. Whatever was wrong is kept in `faults`, for `weft check` to name.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import area_of
-from weft.data.read import Opened
+from weft.data.read import OpenedPicture
 from weft.data.sources.source import Names, Source, note_alike
 
 LISTED = 1000  # faults of a kind that are named; all are counted
@@ -29,7 +29,7 @@ UNKNOWN = -2
 
 
 class Faults:
-    """What is wrong with annotations: kind to picture to a few words that name object and number."""
+    """Mistakes in annotations: kind to picture to a few words that name object and number."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Annotations:
         height, width = self.picture_sizes[index].tolist()
         if height and width:
             return height, width
-        with Opened(self.reader(index), max_pixels=None) as opened:
+        with OpenedPicture(self.reader(index), max_pixels=None) as opened:
             return opened.header.height, opened.header.width
 
     def shape(self, row: int) -> Any:
@@ -130,7 +130,7 @@ def box_source(
     targets: Annotations,
     notes: list[str],
 ) -> Source:
-    """What COCO, VOC and YOLO have in common at the end."""
+    """The source that COCO, VOC and YOLO data become."""
     return Source(
         root=source,
         layout=layout + (", with shapes" if targets.has_shapes else ""),
@@ -146,7 +146,7 @@ def box_source(
     )
 
 
-class Gathering:
+class ObjectColumns:
     """Objects on their way into columns. Pictures and classes go by whatever names their file gives them."""
 
     def __init__(self, *, relative: bool = False) -> None:
@@ -282,7 +282,7 @@ class Gathering:
 
 
 def _last(key: Any) -> Any:
-    """What a file calls a picture or a class: keys of several files have the file's number before it."""
+    """The name of a picture or a class in its file: keys of several files have the file's number before it."""
     return key[-1] if isinstance(key, tuple) else key
 
 

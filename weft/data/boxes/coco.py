@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.data.boxes import voc, yolo
-from weft.data.boxes.annotations import Gathering, box_source
+from weft.data.boxes.annotations import ObjectColumns, box_source
 from weft.data.boxes.shapes import extent
 from weft.data.read import BadPicture
 from weft.data.sources.folders import list_folder
@@ -59,19 +59,19 @@ def open_coco(source: str) -> Source:
     """A COCO JSON file, or a folder with one for each split."""
     path = Path(source).expanduser()
     if path.is_file():
-        return _Reading(source, {"": path}).finish(None)
+        return CocoReader(source, {"": path}).finish(None)
     files = _coco_files(path)
     if not files:
         raise WeftError(f"{source} holds no COCO JSON file with boxes, nor do its folders annotations, train or val.")
-    return _Reading(source, _by_split(source, files)).finish(path)
+    return CocoReader(source, _by_split(source, files)).finish(path)
 
 
-class _Reading:
-    """What the files of a set hold, before it is put together."""
+class CocoReader:
+    """Reads the files of a set, one for each split, and puts them together."""
 
     def __init__(self, source: str, files: dict[str, Path]) -> None:
         self.source = source
-        self.objects = Gathering()
+        self.objects = ObjectColumns()
         self.faults = self.objects.faults
         self.splits, self.files = list(files), list(files.values())
         self.pictures: list[dict[Any, tuple[str, int, int]]] = []  # of each file: id to name, height and width

@@ -1,4 +1,4 @@
-"""What is to be found in one picture: boxes with labels and, where they are known, shapes."""
+"""The objects in one picture: boxes with labels and, where they are known, shapes."""
 
 from dataclasses import dataclass, field
 from typing import Any

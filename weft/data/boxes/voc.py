@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from weft.data.boxes.annotations import Gathering, box_source
+from weft.data.boxes.annotations import ObjectColumns, box_source
 from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
@@ -34,7 +34,7 @@ def recognise(path: Path) -> bool:
 
 def open_voc(source: str) -> Source:
     root = Path(source).expanduser()
-    objects, notes = Gathering(), list[str]()
+    objects, notes = ObjectColumns(), list[str]()
     paths: list[str] = []
     sizes, splits, positions = [], [], {}
     for base, split in _places(root):
@@ -142,7 +142,7 @@ def _parse(file: Path) -> Any:
         return f"is no XML file of boxes: {' '.join(str(error).split())}"
 
 
-def _add(objects: Gathering, name: str, tree: Any) -> None:
+def _add(objects: ObjectColumns, name: str, tree: Any) -> None:
     for number, entry in enumerate(tree.iterfind("object"), 1):
         label = (entry.findtext("name") or "").strip()
         corners = [entry.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
@@ -156,7 +156,7 @@ def _add(objects: Gathering, name: str, tree: Any) -> None:
         objects.add(name, label, box, number=number, crowd=_whole(entry.findtext("difficult")) > 0)
 
 
-def _from_zero(objects: Gathering) -> None:
+def _from_zero(objects: ObjectColumns) -> None:
     """VOC counts pixels from 1 and includes the last one; files in which a box begins at 0 count edges from 0."""
     boxes = np.frombuffer(objects.boxes, np.float64).reshape(-1, 4)
     if len(boxes) and not (boxes[:, :2] < 1).any():

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from weft.data.boxes.annotations import Gathering, box_source
+from weft.data.boxes.annotations import ObjectColumns, box_source
 from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
@@ -30,7 +30,7 @@ MAX_TEXT = 10_000_000  # bytes of one file
 NAME_FILES = ("classes.txt", "obj.names", "predefined_classes.txt")
 
 
-class Place(NamedTuple):
+class LabelFolders(NamedTuple):
     """Folders relative to the root."""
 
     pictures: str
@@ -47,7 +47,7 @@ def recognise(path: Path) -> bool:
 def open_yolo(source: str) -> Source:
     root = Path(source).expanduser()
     root = root.parent if root.is_file() else root
-    objects = Gathering(relative=True)
+    objects = ObjectColumns(relative=True)
     paths: list[str] = []
     splits: list[str] = []
     for place in _places(root):
@@ -76,19 +76,21 @@ def open_yolo(source: str) -> Source:
     return box_source(source, layout, classes, names, reader, splits, targets, notes)
 
 
-def _places(root: Path) -> Iterator[Place]:
+def _places(root: Path) -> Iterator[LabelFolders]:
     """Pairs of a folder with pictures and one with text files."""
     folders = _folders(root)
     if {"images", "labels"} <= folders:
         inner = sorted(_folders(root / "images") & _folders(root / "labels"))
-        pairs = [Place(f"images/{name}", f"labels/{name}", split_of(name)) for name in inner]
-        pairs.append(Place("images", "labels", ""))
+        pairs = [LabelFolders(f"images/{name}", f"labels/{name}", split_of(name)) for name in inner]
+        pairs.append(LabelFolders("images", "labels", ""))
     else:
         pairs = [
-            Place(f"{name}/images", f"{name}/labels", split_of(name)) for name in sorted(folders) if split_of(name)
+            LabelFolders(f"{name}/images", f"{name}/labels", split_of(name))
+            for name in sorted(folders)
+            if split_of(name)
         ]
         if _name_files(root):
-            pairs += [Place(name, name, split_of(name)) for name in ("", *sorted(folders))]
+            pairs += [LabelFolders(name, name, split_of(name)) for name in ("", *sorted(folders))]
     for pair in pairs:
         pictures = any(ending(name) in PICTURE_ENDINGS for name in _files(root / pair.pictures))
         texts = [name for name in _files(root / pair.labels) if ending(name) == ".txt" and name not in NAME_FILES]
@@ -123,7 +125,7 @@ def _name_files(root: Path) -> list[Path]:
     ]
 
 
-def _classes(root: Path, objects: Gathering, notes: list[str]) -> list[str]:
+def _classes(root: Path, objects: ObjectColumns, notes: list[str]) -> list[str]:
     for file in _name_files(root):
         if file.stat().st_size > MAX_TEXT:
             continue
@@ -147,7 +149,7 @@ def _classes(root: Path, objects: Gathering, notes: list[str]) -> list[str]:
     return [str(i) for i in range(max(used, default=-1) + 1)]
 
 
-def _read(objects: Gathering, picture: int, root: Path, name: str) -> None:
+def _read(objects: ObjectColumns, picture: int, root: Path, name: str) -> None:
     file = root / name
     if file.stat().st_size > MAX_TEXT:
         objects.faults.add("malformed", name, f"has more than {MAX_TEXT // 10**6} MB")

@@ -1,4 +1,4 @@
-"""What is wrong with the boxes of a set, before anything is trained on them: by file, object and number."""
+"""Checks the objects of a set before anything is trained on them, and names files, objects and numbers."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from weft.data.boxes.annotations import Annotations, Faults
 from weft.data.boxes.shapes import extent
 from weft.data.check.findings import Problem, Severity
 from weft.data.check.scan import Progress, in_threads
-from weft.data.read import BadPicture, Opened
+from weft.data.read import BadPicture, OpenedPicture
 from weft.data.sources.source import Source
 from weft.words import many
 
@@ -47,8 +47,8 @@ class BoxFindings:
 
 
 @dataclass
-class _Look:
-    """What is kept of one picture: columns of its objects without crowds."""
+class ObjectSummary:
+    """The part that is kept of one picture: columns of its objects without crowds."""
 
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     pixels: np.ndarray = field(default_factory=lambda: np.empty(0))  # square roots of areas
@@ -74,7 +74,7 @@ def check_boxes(
     """
     deadline = time.monotonic() + seconds if quick else float("inf")
 
-    def look(index: int) -> _Look | None:
+    def look(index: int) -> ObjectSummary | None:
         if time.monotonic() > deadline:
             return None
         try:
@@ -84,9 +84,9 @@ def check_boxes(
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
     answers = sorted(in_threads(look, order, progress, deadline), key=lambda answer: answer[0])
-    looks = {index: answer for index, answer in answers if isinstance(answer, _Look)}
+    looks = {index: answer for index, answer in answers if isinstance(answer, ObjectSummary)}
     labels, pixels, parts = (
-        np.concatenate([getattr(look, column) for look in (_Look(), *looks.values())])
+        np.concatenate([getattr(look, column) for look in (ObjectSummary(), *looks.values())])
         for column in ("labels", "pixels", "parts")
     )
     return BoxFindings(
@@ -99,22 +99,26 @@ def check_boxes(
     )
 
 
-def _look(source: Source, index: int, max_pixels: int) -> _Look:
-    with Opened(source.open(index), max_pixels) as opened:
+def _look(source: Source, index: int, max_pixels: int) -> ObjectSummary:
+    with OpenedPicture(source.open(index), max_pixels) as opened:
         header = opened.header
     height, width = header.height, header.width
     try:
         objects = source.target(index)
         spans = [extent(shape) for shape in objects.shapes]
     except BadPicture as error:
-        return _Look(wrong=str(error))
+        return ObjectSummary(wrong=str(error))
     masks = {tuple(shape["size"]) for shape in objects.shapes if isinstance(shape, dict)} - {objects.size}
     if masks:
-        return _Look(wrong=f"run lengths for height and width {list(masks.pop())}; expected {list(objects.size)}")
+        return ObjectSummary(
+            wrong=f"run lengths for height and width {list(masks.pop())}; expected {list(objects.size)}"
+        )
     fits = [None, (height, width), (width, height) if header.orientation >= 5 else None]
     if objects.size not in fits:
-        return _Look(wrong=f"annotated at {objects.size[1]} x {objects.size[0]} pixels, but has {width} x {height}")
-    found = _Look(crowds=int(objects.crowd.sum()))
+        return ObjectSummary(
+            wrong=f"annotated at {objects.size[1]} x {objects.size[0]} pixels, but has {width} x {height}"
+        )
+    found = ObjectSummary(crowds=int(objects.crowd.sum()))
     boxes, found.labels = objects.boxes[~objects.crowd], objects.labels[~objects.crowd]
     found.pixels = np.sqrt(objects.area[~objects.crowd])
     found.parts = np.sqrt((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) / (height * width))
@@ -134,7 +138,7 @@ def _apart(box: np.ndarray, shape: np.ndarray) -> bool:
 
 
 def _faults(source: Source) -> Iterator[Problem]:
-    """What was noticed when the annotations were read."""
+    """The mistakes that were noticed when the annotations were read."""
     for faults in _read_faults(source.targets):
         for kind, (severity, what, text) in FAULTS.items():
             if n := faults.counts[kind]:
@@ -151,7 +155,7 @@ def _read_faults(targets: Any) -> Iterator[Faults]:
             yield from _read_faults(inner)
 
 
-def _of_pictures(source: Source, looks: dict[int, _Look], bad_files: float) -> Iterator[Problem]:
+def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: float) -> Iterator[Problem]:
     def problem(severity: Severity, kind: str, what: str, text: str, details: dict[int, str], n: int = 0) -> Problem:
         """`n` of `what`, where that is not the number of pictures."""
         names = {source.names[i]: words for i, words in [*details.items()][:LISTED]}

@@ -1,4 +1,4 @@
-"""What a data set is and what is wrong with it, before anything is trained on it. Reads only, never writes into it."""
+"""Examines a data set before anything is trained on it: what it is, and what is wrong with it. Never writes into it."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.config import DataConfig
 from weft.data.check.duplicates import equal_groups, near_pairs
-from weft.data.check.findings import SEVERITIES, DataReport, Pair, Problem, Severity
+from weft.data.check.findings import SEVERITIES, CopyPair, DataReport, Problem, Severity
 from weft.data.check.scan import Progress, Scan, read_all, read_headers
 from weft.data.check.targets import look_at_targets
 from weft.data.sources.source import Source, alike
@@ -60,7 +60,7 @@ def check(
     targets = look_at_targets(source, config, quick, progress)
     if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
         source = replace(source, labels=targets.present, multilabel=True)
-    view = _View(source, scan, _sides(source, split), config)
+    view = CheckedSource(source, scan, _sides(source, split), config)
     problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
     problems += _classes(view) if not targets.has_checked_classes else ()
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
@@ -93,8 +93,8 @@ def check(
     )
 
 
-class _View:
-    """What the checks below share."""
+class CheckedSource:
+    """A source with what was read of it and the side of each picture, which the checks below share."""
 
     def __init__(self, source: Source, scan: Scan, sides: np.ndarray, config: DataConfig) -> None:
         self.source, self.scan, self.sides, self.config = source, scan, sides, config
@@ -124,7 +124,7 @@ class _View:
         listed = [int(i) for first, second, _ in pairs[:LISTED] for i in (first, second)]
         names = {i: self.source.names[i] for i in listed}
         details = {name: self.place(i) for i, name in names.items()}
-        shown = [Pair(names[int(a)], names[int(b)], round(float(distance), 3)) for a, b, distance in pairs[:LISTED]]
+        shown = [CopyPair(names[int(a)], names[int(b)], round(float(distance), 3)) for a, b, distance in pairs[:LISTED]]
         return Problem(severity, kind, text, list(details), details, shown, len(pairs))
 
     def place(self, index: int) -> str:
@@ -146,7 +146,7 @@ class _View:
         return "error" if apart and self.config.leaks == "error" else "warning"
 
 
-def _unreadable(view: _View) -> Iterable[Problem]:
+def _unreadable(view: CheckedSource) -> Iterable[Problem]:
     bad = view.scan.bad
     if bad:
         part = len(bad) / (len(bad) + len(view.scan.read))
@@ -160,7 +160,7 @@ def _unreadable(view: _View) -> Iterable[Problem]:
         yield view.problem("error" if too_many else "warning", "unreadable", text, sorted(bad), lambda i: bad[i])
 
 
-def _leaks(view: _View) -> Iterable[Problem]:
+def _leaks(view: CheckedSource) -> Iterable[Problem]:
     groups = view.source.groups
     if groups is None or view.config.leaks == "ignore":
         return
@@ -175,7 +175,7 @@ def _leaks(view: _View) -> Iterable[Problem]:
         yield Problem(severity, "group-leak", text, torn[:LISTED], details, count=len(torn))
 
 
-def _copies(view: _View) -> Iterable[Problem]:
+def _copies(view: CheckedSource) -> Iterable[Problem]:
     """The same picture on both sides, under two labels, or twice; then pictures that are almost the same."""
     same = "same bytes" if view.scan.thumbs is None else "same pixels"
     records, read = view.scan.records, view.scan.read
@@ -205,7 +205,7 @@ def _copies(view: _View) -> Iterable[Problem]:
         yield from _near_copies(view, read)
 
 
-def _near_copies(view: _View, read: np.ndarray) -> Iterable[Problem]:
+def _near_copies(view: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
     # of equal pictures on one side, one is enough
     side = np.unique(view.sides[read], return_inverse=True)[1].astype(np.uint64)
     keys = view.scan.records["hash"][read] << np.uint64(2) | side
@@ -228,7 +228,7 @@ def _near_copies(view: _View, read: np.ndarray) -> Iterable[Problem]:
             yield view.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
 
 
-def _classes(view: _View) -> Iterable[Problem]:
+def _classes(view: CheckedSource) -> Iterable[Problem]:
     classes = view.source.classes
     total = np.sum(list(view.counts.values()), axis=0)
     learned = np.array(view.counts.get("train", view.counts.get("all", total)))
@@ -260,8 +260,8 @@ def _classes(view: _View) -> Iterable[Problem]:
             yield Problem("warning", "imbalance", f"Unbalanced classes: {text}", list(counts), counts, count=2)
 
 
-def _oddities(view: _View) -> Iterable[Problem]:
-    """What single pictures have that may surprise; Weft has a rule for each, so most are notes."""
+def _oddities(view: CheckedSource) -> Iterable[Problem]:
+    """Peculiarities of single pictures that may surprise; Weft has a rule for each, so most are notes."""
     records, read, profiles = view.scan.records, view.scan.read, view.scan.profiles
     found = records[read]
     width, height = found["width"].astype(np.int64), found["height"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What `weft check` found, for people and for programs."""
+"""The findings of `weft check`, for people and for programs."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -10,7 +10,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
-class Pair:
+class CopyPair:
     """Two pictures that are the same or nearly so: distance 0 for the same pixels, 1 for no resemblance."""
 
     first: str
@@ -28,7 +28,7 @@ class Problem:
     text: str  # one line for people
     names: list[str] = field(default_factory=list)  # pictures, classes or groups concerned, the first thousand
     details: dict[str, str] = field(default_factory=dict)  # name to a few words on it
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[CopyPair] = field(default_factory=list)
     count: int = 0  # how many are concerned
 
 
@@ -72,7 +72,7 @@ class DataReport:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "DataReport":
         problems = [
-            Problem(**{**problem, "pairs": [Pair(**pair) for pair in problem["pairs"]]})
+            Problem(**{**problem, "pairs": [CopyPair(**pair) for pair in problem["pairs"]]})
             for problem in content["problems"]
         ]
         return cls(**{**content, "problems": problems})

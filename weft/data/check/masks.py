@@ -1,4 +1,4 @@
-"""What is wrong with the masks of a set, before anything is trained on them: by file, value and number of pixels."""
+"""Checks the masks of a set before anything is trained on them, and names files, values and numbers of pixels."""
 
 import time
 from collections import Counter
@@ -9,10 +9,10 @@ import numpy as np
 
 from weft.data.check.findings import Problem, Severity
 from weft.data.check.scan import Progress, in_threads
-from weft.data.masks.classes import Seen, outline, surprises
+from weft.data.masks.classes import MaskContent, find_contradictions, mask_kind
 from weft.data.masks.values import BadMask, MaskFiles
 from weft.data.read import BadPicture
-from weft.data.sources.source import Parts, Source
+from weft.data.sources.source import JoinedReaders, Source
 from weft.words import many, some
 
 MANY = 20  # masks among which a class that only one has is suspicious
@@ -37,11 +37,11 @@ class MaskFindings:
 
 
 @dataclass
-class _Look:
+class MaskSummary:
     """One mask that can be used."""
 
     counts: np.ndarray  # (256,) pixels of each class number
-    seen: Seen | None  # the kind of its file and its palette, where it is a file
+    seen: MaskContent | None  # the kind of its file and its palette, where it is a file
     turned: bool
 
 
@@ -62,7 +62,7 @@ def check_masks(
 
     deadline = time.monotonic() + seconds if quick else float("inf")
 
-    def look(index: int) -> _Look | BadMask | None:
+    def look(index: int) -> MaskSummary | BadMask | None:
         if time.monotonic() > deadline:
             return None
         try:
@@ -73,10 +73,10 @@ def check_masks(
             return None
 
     order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    good = _Good(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
+    good = MaskTotals(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
     for index, answer in in_threads(look, order, progress, deadline):
-        if isinstance(answer, _Look):
+        if isinstance(answer, MaskSummary):
             good.add(index, answer)
         elif answer is not None:  # text where the disk failed
             bad[index] = answer if isinstance(answer, BadMask) else BadMask("unreadable-mask", answer)
@@ -93,8 +93,8 @@ def check_masks(
 
 
 @dataclass
-class _Good:
-    """What is kept of the masks that can be used: little, because there may be very many."""
+class MaskTotals:
+    """Sums over the masks that can be used: little is kept of each, because there may be very many."""
 
     pixels: np.ndarray  # (256,) of each class number
     present: np.ndarray  # (N, classes) bool
@@ -102,9 +102,9 @@ class _Good:
     nothing: list[int] = field(default_factory=list)  # positions of masks that are ignored altogether
     single: dict[int, int] = field(default_factory=dict)  # position to class, where there is only one
     turned: list[int] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[MaskContent] = field(default_factory=list)
 
-    def add(self, index: int, look: _Look) -> None:
+    def add(self, index: int, look: MaskSummary) -> None:
         self.pixels += look.counts
         self.count += 1
         self.present[index] = look.counts[: self.present.shape[1]] > 0
@@ -119,14 +119,14 @@ class _Good:
             self.seen.append(look.seen)
 
 
-def _look(source: Source, index: int, max_pixels: int) -> _Look:
+def _look(source: Source, index: int, max_pixels: int) -> MaskSummary:
     targets, position = source.targets, index
-    while isinstance(targets, Parts):
+    while isinstance(targets, JoinedReaders):
         targets, position = targets.readers[targets.part[position]], int(targets.position[position])
     if not isinstance(targets, MaskFiles):
-        return _Look(_count(targets(position)), None, False)
+        return MaskSummary(_count(targets(position)), None, False)
     looked = targets.look(position, max_pixels)
-    return _Look(_count(looked.mask), outline(targets.files.paths[position], looked.raw), looked.turned)
+    return MaskSummary(_count(looked.mask), mask_kind(targets.files.paths[position], looked.raw), looked.turned)
 
 
 def _count(mask: np.ndarray) -> np.ndarray:
@@ -145,7 +145,7 @@ def _unusable(source: Source, bad: dict[int, BadMask], part: float, bad_files: f
         yield _problem(source, severity, kind, text, concerned, lambda i: str(bad[i]))
 
 
-def _poor(source: Source, good: _Good) -> Iterator[Problem]:
+def _poor(source: Source, good: MaskTotals) -> Iterator[Problem]:
     """Masks that have nothing to learn from, or a single class."""
     if good.nothing:
         text = f"{many(len(good.nothing), 'mask')} with every pixel ignored: nothing is learned from them."
@@ -159,7 +159,7 @@ def _poor(source: Source, good: _Good) -> Iterator[Problem]:
         yield _problem(source, severity, "one-class-mask", text, list(names), lambda i: names[i])
 
 
-def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Problem]:
+def _classes(source: Source, found: MaskFindings, good: MaskTotals) -> Iterator[Problem]:
     never = [name for name, n in zip(source.classes, found.pixels, strict=True) if not n]
     if never and sum(found.pixels):
         seen = "" if found.looked_at == len(source) else f" in the {found.looked_at} masks looked at"
@@ -177,8 +177,8 @@ def _classes(source: Source, found: MaskFindings, good: _Good) -> Iterator[Probl
         yield Problem("warning", "one-class", text)
 
 
-def _surprising(source: Source, good: _Good) -> Iterator[Problem]:
-    for text in surprises(good.seen):
+def _surprising(source: Source, good: MaskTotals) -> Iterator[Problem]:
+    for text in find_contradictions(good.seen):
         yield Problem("warning", "palette", text)
     if good.turned:
         text = f"{many(len(good.turned), 'mask')} turned together with the picture, as its EXIF entry says."

@@ -44,7 +44,7 @@ Progress = Callable[[int, int], object]  # how many are done, of how many
 
 @dataclass
 class Scan:
-    """What was read: columns over all N pictures, filled in at the positions `read`."""
+    """Columns over all N pictures, filled in at the positions `read`."""
 
     records: np.ndarray  # (N,) RECORD
     read: np.ndarray  # sorted positions that were looked at and are pictures

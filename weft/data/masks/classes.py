@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from weft.data.masks.values import IGNORE, MOST_CLASSES, BadMask, Coding, Raw, read_raw, runs
+from weft.data.masks.values import IGNORE, MOST_CLASSES, BadMask, Coding, RawMask, read_raw, runs
 from weft.errors import WeftError
 from weft.words import listed, some
 
@@ -136,8 +136,8 @@ def find_classes(root: Path, given: str) -> tuple[ClassList | None, list[str]]:
 
 
 @dataclass
-class Seen:
-    """What one mask holds."""
+class MaskContent:
+    """Kind, palette and values of one mask."""
 
     name: str
     form: str  # "index", "palette" or "RGB"
@@ -146,16 +146,16 @@ class Seen:
     colours: dict[int, int] = field(default_factory=dict)  # 0xRRGGBB to pixels
 
 
-def outline(name: str, raw: Raw) -> Seen:
+def mask_kind(name: str, raw: RawMask) -> MaskContent:
     """The kind of a mask and its palette, without what it holds."""
     palette = {}
     if raw.palette is not None:
         palette = {v: int(raw.palette[v]) for v in np.flatnonzero(np.bincount(raw.pixels.reshape(-1))).tolist()}
-    return Seen(name, raw.form, palette)
+    return MaskContent(name, raw.form, palette)
 
 
-def see(name: str, raw: Raw) -> Seen:
-    seen = outline(name, raw)
+def mask_content(name: str, raw: RawMask) -> MaskContent:
+    seen = mask_kind(name, raw)
     try:
         seen.indices = _count(raw.indices())
     except BadMask:
@@ -172,15 +172,15 @@ def _count(values: np.ndarray) -> dict[int, int]:
     return dict(zip(kinds.tolist(), np.bincount(inverse, lengths).astype(int).tolist(), strict=True))
 
 
-def survey(files: Sequence[Path], most: int) -> list[Seen]:
+def read_sample(files: Sequence[Path], most: int) -> list[MaskContent]:
     """Reads up to `most` masks, evenly spaced. What cannot be read is left to `weft check`, unless it is all."""
     chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, min(most, len(files))).astype(int))]
     limit = Image.MAX_IMAGE_PIXELS  # reading in threads sets it for each file
     Image.init()
 
-    def look(file: Path) -> Seen | BadMask:
+    def look(file: Path) -> MaskContent | BadMask:
         try:
-            return see(str(file), read_raw(file))
+            return mask_content(str(file), read_raw(file))
         except BadMask as error:
             return error
 
@@ -189,32 +189,32 @@ def survey(files: Sequence[Path], most: int) -> list[Seen]:
             found = list(pool.map(look, chosen))
     finally:
         Image.MAX_IMAGE_PIXELS = limit
-    seen = [entry for entry in found if isinstance(entry, Seen)]
+    seen = [entry for entry in found if isinstance(entry, MaskContent)]
     if not seen:
         raise WeftError(f"No mask can be read; {chosen[0]}: {found[0]}.")
     return seen
 
 
 @dataclass
-class Chosen:
+class ChosenClasses:
     coding: Coding
     classes: list[str]
     words: str  # "index masks", "masks coded by colour", ...
     notes: list[str]
 
 
-def choose(files: Sequence[Path], named: ClassList | None, ignore: Sequence[int]) -> Chosen:
+def choose_classes(files: Sequence[Path], named: ClassList | None, ignore: Sequence[int]) -> ChosenClasses:
     """How the masks are coded and which classes they have; WeftError where they cannot be masks of classes."""
-    seen = survey(files, SAMPLE if named else READ)
-    notes = surprises(seen)
+    seen = read_sample(files, SAMPLE if named else READ)
+    notes = find_contradictions(seen)
     if _by_colour(seen, named):
         return _colour_classes(seen, named, ignore, notes)
     if named and not named.numbered and _strange(seen, named, ignore):
-        seen = survey(files, READ)
+        seen = read_sample(files, READ)
     return _index_classes(seen, named, ignore, notes)
 
 
-def surprises(seen: Sequence[Seen]) -> list[str]:
+def find_contradictions(seen: Sequence[MaskContent]) -> list[str]:
     """Sets whose files are of several kinds, or whose palettes contradict each other."""
     forms: dict[str, list[str]] = {}
     for entry in seen:
@@ -236,7 +236,7 @@ def surprises(seen: Sequence[Seen]) -> list[str]:
     return found
 
 
-def _by_colour(seen: Sequence[Seen], named: ClassList | None) -> bool:
+def _by_colour(seen: Sequence[MaskContent], named: ClassList | None) -> bool:
     coloured = sum(entry.indices is None for entry in seen)
     if named is None or not named.colours:
         return 2 * coloured > len(seen)
@@ -246,7 +246,9 @@ def _by_colour(seen: Sequence[Seen], named: ClassList | None) -> bool:
     return 2 * coloured > len(seen) or as_colours >= as_rows
 
 
-def _colour_classes(seen: Sequence[Seen], named: ClassList | None, ignore: Sequence[int], notes: list[str]) -> Chosen:
+def _colour_classes(
+    seen: Sequence[MaskContent], named: ClassList | None, ignore: Sequence[int], notes: list[str]
+) -> ChosenClasses:
     if named is not None and named.colours:
         return _settle(named.names, named.values, (), notes, "RGB-coded masks", colours=True)
     colours = sorted({colour for entry in seen for colour in entry.colours} - set(ignore))
@@ -265,7 +267,9 @@ def _colour_classes(seen: Sequence[Seen], named: ClassList | None, ignore: Seque
     return _settle(names, colours, ignore, notes, "RGB-coded masks", colours=True)
 
 
-def _index_classes(seen: Sequence[Seen], named: ClassList | None, ignore: Sequence[int], notes: list[str]) -> Chosen:
+def _index_classes(
+    seen: Sequence[MaskContent], named: ClassList | None, ignore: Sequence[int], notes: list[str]
+) -> ChosenClasses:
     counts: Counter[int] = Counter()
     for entry in seen:
         counts.update(entry.indices or {})
@@ -297,7 +301,7 @@ def _settle(
     notes: list[str],
     words: str,
     colours: bool = False,
-) -> Chosen:
+) -> ChosenClasses:
     """Leaves out what is ignored, by name or by value, and counts the rest."""
     ignore, rows = set(ignore), list(zip(names, values, strict=True))
     void = {name: value for name, value in rows if VOID.fullmatch(_plain(name))}
@@ -310,20 +314,20 @@ def _settle(
         notes = [*notes, f"Ignored by name: {some(list(void))}."]
     unused = {*ignore, *void.values()} if colours else {*ignore, *void.values(), IGNORE}
     numbers = dict.fromkeys(unused, IGNORE) | {value: i for i, value in enumerate(used.values())}
-    return Chosen(Coding.of(numbers, colours), list(used), words, notes)
+    return ChosenClasses(Coding.of(numbers, colours), list(used), words, notes)
 
 
 def _plain(name: str) -> str:
     return " ".join(re.split(r"[\s_-]+", name.strip()))
 
 
-def _strange(seen: Sequence[Seen], named: ClassList, ignore: Sequence[int]) -> bool:
+def _strange(seen: Sequence[MaskContent], named: ClassList, ignore: Sequence[int]) -> bool:
     """Whether values occur that no line of a bare list of names stands for."""
     known = {*range(len(named.names)), IGNORE, *ignore}
     return any(entry.indices and not entry.indices.keys() <= known for entry in seen)
 
 
-def _index_words(seen: Sequence[Seen]) -> str:
+def _index_words(seen: Sequence[MaskContent]) -> str:
     forms = Counter(entry.form for entry in seen).most_common()
     return {"palette": "palette masks (values count, not colours)", "RGB": "index masks saved as RGB"}.get(
         forms[0][0], "index masks"

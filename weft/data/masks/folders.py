@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.data.boxes.shapes import draw
-from weft.data.masks.classes import choose, find_classes
+from weft.data.masks.classes import choose_classes, find_classes
 from weft.data.masks.values import IGNORE, Coding, MaskFiles, upright
 from weft.data.read import header
-from weft.data.sources.folders import Listing, Passed, descend, list_folder, walk
+from weft.data.sources.folders import LeftOut, Listing, descend, list_folder, walk
 from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
 from weft.words import listed, many, some
@@ -46,13 +46,13 @@ MASK_PATTERNS = (
 )
 
 
-class Pair(NamedTuple):
+class PictureAndMask(NamedTuple):
     picture: str  # path relative to the root
     mask: str
     split: str
 
 
-class Place(NamedTuple):
+class MaskFolders(NamedTuple):
     """A folder of pictures and the folder of their masks, relative to the root."""
 
     pictures: str
@@ -76,7 +76,7 @@ def open_masks(source: str, *, masks: str = "", classes: str = "", ignore: Seque
     """
     path = Path(source).expanduser()
     if masks:
-        root, notes, places = path, [], [Place("", _mask_folder(path, masks))]
+        root, notes, places = path, [], [MaskFolders("", _mask_folder(path, masks))]
     else:
         root, top, notes = descend(path)
         places = places_in(root, top)
@@ -89,13 +89,19 @@ def open_masks(source: str, *, masks: str = "", classes: str = "", ignore: Seque
     pairs = _by_lists(root, pairs, notes)
     named, from_file = find_classes(root, classes)
     files = [Path(root, pair.mask) for pair in pairs]
-    chosen = choose(files, named, ignore)
+    chosen = choose_classes(files, named, ignore)
     layout = f"{words}; {chosen.words}, {many(len(chosen.classes), 'class')}"
     return make_source(source, root, pairs, chosen.coding, chosen.classes, layout, [*notes, *from_file, *chosen.notes])
 
 
 def make_source(
-    given: str, root: Path, pairs: Sequence[Pair], coding: Coding, classes: list[str], layout: str, notes: list[str]
+    given: str,
+    root: Path,
+    pairs: Sequence[PictureAndMask],
+    coding: Coding,
+    classes: list[str],
+    layout: str,
+    notes: list[str],
 ) -> Source:
     pairs = sorted(pairs, key=lambda pair: (SPLITS.index(pair.split), natural(pair.picture)))
     names = Names(pair.picture for pair in pairs)
@@ -114,7 +120,7 @@ def make_source(
     )
 
 
-def places_in(root: Path, top: Listing) -> list[Place]:
+def places_in(root: Path, top: Listing) -> list[MaskFolders]:
     """Folders of pictures with their masks: under `root` itself, or in each of its split folders."""
     if found := _beside(root, "", top):
         return found
@@ -126,7 +132,7 @@ def places_in(root: Path, top: Listing) -> list[Place]:
     return sorted(places, key=lambda place: SPLITS.index(place.split))
 
 
-def _beside(root: Path, prefix: str, listing: Listing) -> list[Place]:
+def _beside(root: Path, prefix: str, listing: Listing) -> list[MaskFolders]:
     """Pairs of folders in one folder: images/ masks/, or train/ trainannot/ for each split."""
     pictures: dict[str, str] = {}
     masks: dict[str, list[str]] = {}
@@ -140,7 +146,7 @@ def _beside(root: Path, prefix: str, listing: Listing) -> list[Place]:
     for split, name in pictures.items():
         holding = (folder for folder in masks.get(split, []) if _holds_pictures(root / prefix / folder))
         if (folder := next(holding, None)) and _holds_pictures(root / prefix / name):
-            places.append(Place(prefix + name, prefix + folder, split))
+            places.append(MaskFolders(prefix + name, prefix + folder, split))
     return sorted(places, key=lambda place: SPLITS.index(place.split))
 
 
@@ -182,9 +188,11 @@ def _mask_folder(root: Path, masks: str) -> str:
     raise WeftError(f"data.masks={masks!r} is no folder, neither here nor in {root}.")
 
 
-def find_pairs(given: str, root: Path, places: Sequence[Place], notes: list[str]) -> tuple[list[Pair], str]:
+def find_pairs(
+    given: str, root: Path, places: Sequence[MaskFolders], notes: list[str]
+) -> tuple[list[PictureAndMask], str]:
     """Each picture with its mask, and a few words on the layout; what has no partner is noted."""
-    passed, pairs, rules = Passed(), [], []
+    passed, pairs, rules = LeftOut(), [], []
     lonely: dict[str, list[str]] = {"picture": [], "mask": []}
     for place in places:
         found = {}
@@ -197,7 +205,7 @@ def find_pairs(given: str, root: Path, places: Sequence[Place], notes: list[str]
             found["pictures"] = [path for path in found["pictures"] if path not in within]
         matched, rule = match(found["pictures"], found["masks"], place)
         rules += [rule] if rule not in rules else []
-        pairs += [Pair(*pair, place.split or _inner_split(pair[0], place.pictures)) for pair in matched]
+        pairs += [PictureAndMask(*pair, place.split or _inner_split(pair[0], place.pictures)) for pair in matched]
         for number, kind in enumerate(lonely):
             used = {pair[number] for pair in matched}
             lonely[kind] += [path for path in found[f"{kind}s"] if path not in used]
@@ -213,7 +221,7 @@ def find_pairs(given: str, root: Path, places: Sequence[Place], notes: list[str]
     return pairs, f"masks: {listed(folders)}" + "".join(f", {rule}" for rule in rules if rule)
 
 
-def match(pictures: Sequence[str], masks: Sequence[str], place: Place) -> tuple[list[tuple[str, str]], str]:
+def match(pictures: Sequence[str], masks: Sequence[str], place: MaskFolders) -> tuple[list[tuple[str, str]], str]:
     """(picture, mask) by the rule on names that finds the most, and that rule in words, "" where names are the same."""
     for in_folders in (True, False):  # first with the folders they lie in, then by name alone
         known = {
@@ -232,7 +240,7 @@ def match(pictures: Sequence[str], masks: Sequence[str], place: Place) -> tuple[
 
 
 def _match(
-    pictures: Sequence[str], masks: Sequence[str], place: Place, in_folders: bool, of_picture: str, of_mask: str
+    pictures: Sequence[str], masks: Sequence[str], place: MaskFolders, in_folders: bool, of_picture: str, of_mask: str
 ) -> list[tuple[str, str]]:
     by_key: dict[tuple[str, ...], str] = {}
     for path in masks:
@@ -266,7 +274,7 @@ def _inner_split(path: str, folder: str) -> str:
     return next((split for part in inner if (split := split_of(part))), "")
 
 
-def _by_lists(root: Path, pairs: list[Pair], notes: list[str]) -> list[Pair]:
+def _by_lists(root: Path, pairs: list[PictureAndMask], notes: list[str]) -> list[PictureAndMask]:
     """Splits from lists of names (train.txt, val.txt), where folders do not say them."""
     if any(pair.split for pair in pairs):
         return pairs
@@ -303,7 +311,7 @@ def read_list(file: Path) -> list[str]:
     return [path.stem if path.suffix.lower() in PICTURE_ENDINGS else path.name for path in paths]
 
 
-class Drawn:
+class DrawnMasks:
     """Masks drawn from the shapes of objects, small ones over large ones; crowds are ignored."""
 
     def __init__(self, objects, pictures) -> None:
@@ -332,5 +340,5 @@ def semantic_from_objects(source: Source) -> Source:
         labels=np.zeros(len(source), np.int64),
         multilabel=False,
         task="segment",
-        targets=Drawn(source.targets, source.reader),
+        targets=DrawnMasks(source.targets, source.reader),
     )

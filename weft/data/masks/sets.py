@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from weft.data.masks.classes import survey
-from weft.data.masks.folders import Place, find_pairs, make_source, places_in, read_list, read_lists
+from weft.data.masks.classes import read_sample
+from weft.data.masks.folders import MaskFolders, find_pairs, make_source, places_in, read_list, read_lists
 from weft.data.masks.values import IGNORE, Coding
 from weft.data.sources.folders import list_folder
 from weft.data.sources.named import expect
@@ -112,21 +112,21 @@ def _inner(root: Path, *folders: str) -> Path:
     return next((root / folder for folder in folders if (root / folder).is_dir()), root)
 
 
-def _places(given: str, root: Path, wanted: Mapping[str, tuple[list[str], list[str]]]) -> list[Place]:
+def _places(given: str, root: Path, wanted: Mapping[str, tuple[list[str], list[str]]]) -> list[MaskFolders]:
     """Folders of pictures and masks, each by the first of its names that is there; one split is enough."""
 
     def here(folders: list[str]) -> str | None:
         return next((folder for folder in folders if (root / folder).is_dir()), None)
 
     found = {split: (here(pictures), here(masks)) for split, (pictures, masks) in wanted.items()}
-    whole = [Place(a, b, split) for split, (a, b) in found.items() if a is not None and b is not None]
+    whole = [MaskFolders(a, b, split) for split, (a, b) in found.items() if a is not None and b is not None]
     if not whole:
         for kind in next(iter(wanted.values())):
             expect(given, root, *kind)
     return whole
 
 
-def _open(given: str, root: Path, places: list[Place], name: str, classes: list[str], coding: Coding) -> Source:
+def _open(given: str, root: Path, places: list[MaskFolders], name: str, classes: list[str], coding: Coding) -> Source:
     notes: list[str] = []
     pairs, _ = find_pairs(given, root, places, notes)
     return make_source(given, root, pairs, coding, classes, name, notes)
@@ -214,7 +214,7 @@ def _camvid(all_classes: bool) -> Callable[[str, Path], Source]:
 
     def read(given: str, root: Path) -> Source:
         root = _inner(root, "CamVid", "camvid")
-        original = Place("701_StillsRaw_full", "LabeledApproved_full")
+        original = MaskFolders("701_StillsRaw_full", "LabeledApproved_full")
         places = [original] if (root / original.masks).is_dir() else places_in(root, list_folder(root))
         if not places:
             raise WeftError(
@@ -223,7 +223,7 @@ def _camvid(all_classes: bool) -> Callable[[str, Path], Source]:
             )
         notes: list[str] = []
         pairs, _ = find_pairs(given, root, places, notes)
-        by_colour = survey([Path(root, pair.mask) for pair in pairs], 1)[0].indices is None
+        by_colour = read_sample([Path(root, pair.mask) for pair in pairs], 1)[0].indices is None
         if all_classes and not by_colour:
             raise WeftError(f"{given}: these masks have 11 classes only; use camvid:{root} with them.")
         classes = list(CAMVID_32) if all_classes else CAMVID

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.data.read import MAX_PIXELS, TURNED, BadPicture, Header, Opened, one_line
+from weft.data.read import MAX_PIXELS, TURNED, BadPicture, Header, OpenedPicture, one_line
 from weft.data.sources.source import Files, Names
 from weft.words import listed, many
 
@@ -28,8 +28,8 @@ class BadMask(BadPicture):
 
 
 @dataclass(frozen=True)
-class Raw:
-    """What a mask file holds, before it means anything."""
+class RawMask:
+    """The values of a mask file, before they mean anything."""
 
     pixels: np.ndarray  # (H, W) uint8, or (H, W, 3) uint8 of colours
     palette: np.ndarray | None = None  # (256,) uint32 of 0xRRGGBB
@@ -59,15 +59,15 @@ class Raw:
         return bytes_of_each.view("<u4")[..., 0]
 
 
-def read_raw(file: Path, max_pixels: int = MAX_PIXELS) -> Raw:
+def read_raw(file: Path, max_pixels: int = MAX_PIXELS) -> RawMask:
     """The values in a mask file, not turned by EXIF: `upright` sees to that. Raises BadMask."""
     try:
-        with Opened(file, max_pixels) as opened, one_line():
+        with OpenedPicture(file, max_pixels) as opened, one_line():
             if opened.header.format in ("JPEG", "MPO"):
                 raise BadMask("jpeg-mask", "a JPEG, whose values are not exact; save masks as PNG")
             image = opened.image
             if image is None:
-                return Raw(_shallow(opened._read_array()))
+                return RawMask(_shallow(opened._read_array()))
             if opened.header.depth == 16 and opened.header.channels > 1:
                 raise BadMask("deep-mask", f"{opened.header.channels} channels of 16 bits; save masks with 8 bits")
             image.load()
@@ -75,10 +75,10 @@ def read_raw(file: Path, max_pixels: int = MAX_PIXELS) -> Raw:
                 colours = np.array((image.getpalette("RGB") or [])[: 3 * 256], np.uint32).reshape(-1, 3)
                 palette = np.zeros(256, np.uint32)
                 palette[: len(colours)] = colours @ np.array([1 << 16, 1 << 8, 1], np.uint32)
-                return Raw(np.asarray(image.getchannel(0)), palette)
+                return RawMask(np.asarray(image.getchannel(0)), palette)
             if image.mode in ("CMYK", "YCbCr", "LAB", "HSV"):
                 image = image.convert("RGB")
-            return Raw(_shallow(np.asarray(image)))
+            return RawMask(_shallow(np.asarray(image)))
     except BadMask:
         raise
     except BadPicture as error:
@@ -120,7 +120,7 @@ class Coding:
         """From value to class number."""
         return cls(tuple(sorted(numbers)), tuple(numbers[value] for value in sorted(numbers)), colours)
 
-    def __call__(self, raw: Raw) -> np.ndarray:
+    def __call__(self, raw: RawMask) -> np.ndarray:
         """(H, W) uint8 class numbers; raises BadMask where a value is no class."""
         return self._of_colours(raw.colours()) if self.colours else self._of_indices(raw.indices())
 
@@ -191,11 +191,11 @@ def upright(mask: np.ndarray, picture: Header) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Looked:
+class CheckedMask:
     """One mask, read for `weft check`."""
 
     mask: np.ndarray  # (H, W) uint8 class numbers
-    raw: Raw
+    raw: RawMask
     turned: bool
 
 
@@ -208,14 +208,14 @@ class MaskFiles:
     def __call__(self, index: int) -> np.ndarray:
         return self.look(index).mask
 
-    def look(self, index: int, max_pixels: int = MAX_PIXELS) -> Looked:
+    def look(self, index: int, max_pixels: int = MAX_PIXELS) -> CheckedMask:
         """Raises BadMask that names the mask; BadPicture where it is the picture that cannot be read."""
-        with Opened(self.pictures(index), None) as opened:
+        with OpenedPicture(self.pictures(index), None) as opened:
             picture = opened.header
         try:
             raw = read_raw(self.files(index), max_pixels)
             mask = self.coding(raw)
-            return Looked(upright(mask, picture), raw, mask.shape != (picture.height, picture.width))
+            return CheckedMask(upright(mask, picture), raw, mask.shape != (picture.height, picture.width))
         except BadMask as error:
             raise BadMask(error.kind, f"{self.files.paths[index]}: {error}") from None
 

@@ -34,7 +34,7 @@ COCO = ("coco", "instances", "annotation")  # words in the names of JSON files w
 
 @dataclass
 class Listing:
-    """What one folder holds, and what was passed over on the way."""
+    """The content of one folder, and what was passed over on the way."""
 
     folders: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -62,8 +62,8 @@ def list_folder(path: Path) -> Listing:
 
 
 @dataclass
-class Passed:
-    """What was left out under a root, for the notes."""
+class LeftOut:
+    """Files and folders that were left out under a root, for the notes."""
 
     junk: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class Passed:
         return notes
 
 
-class Column(NamedTuple):
+class ClassFolder(NamedTuple):
     """The pictures of one class folder."""
 
     split: str
@@ -96,8 +96,8 @@ def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
     """Class folders, flat or split; `ignore` names folders that are no classes."""
     root, top, notes = descend(Path(source).expanduser())
     splits = _split_folders(root, top)
-    passed = Passed(Counter(top.junk))
-    columns: list[Column] = []
+    passed = LeftOut(Counter(top.junk))
+    columns: list[ClassFolder] = []
     for split, folder in splits.items():
         listing = list_folder(root / folder) if folder else top
         if folder:
@@ -113,7 +113,7 @@ def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
         for name in listing.folders:
             if name not in ignore:
                 prefix = f"{folder}/{name}" if folder else name
-                columns.append(Column(split, unicodedata.normalize("NFC", name), walk(root, prefix, passed)))
+                columns.append(ClassFolder(split, unicodedata.normalize("NFC", name), walk(root, prefix, passed)))
     if "" not in splits and (others := set(top.folders) - set(splits.values())):
         notes.append(f"Folders that are neither train, val nor test are not used: {some(sorted(others))}.")
     return _build(source, root, splits, columns, [*notes, *passed.notes()])
@@ -145,7 +145,7 @@ def _split_folders(root: Path, top: Listing) -> dict[str, str]:
     return {"": ""}
 
 
-def walk(root: Path, prefix: str, passed: Passed) -> list[str]:
+def walk(root: Path, prefix: str, passed: LeftOut) -> list[str]:
     """Paths, relative to `root`, of the pictures in a class folder and the folders below it, in a fixed order."""
     paths: list[str] = []
     way = (os.path.realpath(root / prefix),)  # the folders that led to one
@@ -169,7 +169,7 @@ def walk(root: Path, prefix: str, passed: Passed) -> list[str]:
     return sorted(paths)
 
 
-def _build(source: str, root: Path, splits: dict[str, str], columns: list[Column], notes: list[str]) -> Source:
+def _build(source: str, root: Path, splits: dict[str, str], columns: list[ClassFolder], notes: list[str]) -> Source:
     counts = Counter[str]()
     by_split: dict[str, set[str]] = {split: set() for split in splits}
     for column in columns:

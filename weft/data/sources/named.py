@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.data.demo import open_demo
 from weft.data.sources.folders import open_folders
-from weft.data.sources.source import Files, Names, Parts, Pixels, Source
+from weft.data.sources.source import Files, JoinedReaders, Names, Pixels, Source
 from weft.errors import WeftError, did_you_mean
 from weft.words import listed, some
 
@@ -27,7 +27,7 @@ def _splits(**names: str) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Named:
+class TorchvisionSet:
     kind: str  # torchvision's class
     expects: str  # what must be under the root
     splits: dict[str, dict[str, Any]]
@@ -37,29 +37,35 @@ class Named:
 
 DIGITS = [str(i) for i in range(10)]
 TORCHVISION = {
-    "cifar10": Named("CIFAR10", "cifar-10-batches-py", TRAIN_TEST),
-    "cifar100": Named("CIFAR100", "cifar-100-python", TRAIN_TEST),
-    "country211": Named("Country211", "country211", _splits(train="train", val="valid", test="test")),
-    "dtd": Named("DTD", "dtd/dtd/images", _splits(train="train", val="val", test="test")),
-    "eurosat": Named("EuroSAT", "eurosat/2750", {"": {}}),
-    "fashion-mnist": Named("FashionMNIST", "FashionMNIST/raw", TRAIN_TEST),
-    "fgvc-aircraft": Named("FGVCAircraft", "fgvc-aircraft-2013b", _splits(train="train", val="val", test="test")),
-    "flowers102": Named("Flowers102", "flowers-102/jpg", _splits(train="train", val="val", test="test")),
-    "food101": Named("Food101", "food-101/images", _splits(train="train", test="test")),
-    "gtsrb": Named("GTSRB", "gtsrb/GTSRB", _splits(train="train", test="test"), {}, [str(i) for i in range(43)]),
-    "inaturalist-2021": Named(
+    "cifar10": TorchvisionSet("CIFAR10", "cifar-10-batches-py", TRAIN_TEST),
+    "cifar100": TorchvisionSet("CIFAR100", "cifar-100-python", TRAIN_TEST),
+    "country211": TorchvisionSet("Country211", "country211", _splits(train="train", val="valid", test="test")),
+    "dtd": TorchvisionSet("DTD", "dtd/dtd/images", _splits(train="train", val="val", test="test")),
+    "eurosat": TorchvisionSet("EuroSAT", "eurosat/2750", {"": {}}),
+    "fashion-mnist": TorchvisionSet("FashionMNIST", "FashionMNIST/raw", TRAIN_TEST),
+    "fgvc-aircraft": TorchvisionSet(
+        "FGVCAircraft", "fgvc-aircraft-2013b", _splits(train="train", val="val", test="test")
+    ),
+    "flowers102": TorchvisionSet("Flowers102", "flowers-102/jpg", _splits(train="train", val="val", test="test")),
+    "food101": TorchvisionSet("Food101", "food-101/images", _splits(train="train", test="test")),
+    "gtsrb": TorchvisionSet(
+        "GTSRB", "gtsrb/GTSRB", _splits(train="train", test="test"), {}, [str(i) for i in range(43)]
+    ),
+    "inaturalist-2021": TorchvisionSet(
         "INaturalist", "2021_train", {"train": {"version": "2021_train"}, "val": {"version": "2021_valid"}}
     ),
-    "kmnist": Named("KMNIST", "KMNIST/raw", TRAIN_TEST),
-    "mnist": Named("MNIST", "MNIST/raw", TRAIN_TEST),
-    "oxford-iiit-pet": Named("OxfordIIITPet", "oxford-iiit-pet/images", _splits(train="trainval", test="test")),
-    "rendered-sst2": Named("RenderedSST2", "rendered-sst2", _splits(train="train", val="val", test="test")),
-    "stanford-cars": Named("StanfordCars", "stanford_cars/devkit", _splits(train="train", test="test")),
-    "stl10": Named("STL10", "stl10_binary", _splits(train="train", test="test")),
-    "sun397": Named("SUN397", "SUN397", {"": {}}),
-    "svhn": Named("SVHN", "train_32x32.mat", _splits(train="train", test="test"), {}, DIGITS),
+    "kmnist": TorchvisionSet("KMNIST", "KMNIST/raw", TRAIN_TEST),
+    "mnist": TorchvisionSet("MNIST", "MNIST/raw", TRAIN_TEST),
+    "oxford-iiit-pet": TorchvisionSet(
+        "OxfordIIITPet", "oxford-iiit-pet/images", _splits(train="trainval", test="test")
+    ),
+    "rendered-sst2": TorchvisionSet("RenderedSST2", "rendered-sst2", _splits(train="train", val="val", test="test")),
+    "stanford-cars": TorchvisionSet("StanfordCars", "stanford_cars/devkit", _splits(train="train", test="test")),
+    "stl10": TorchvisionSet("STL10", "stl10_binary", _splits(train="train", test="test")),
+    "sun397": TorchvisionSet("SUN397", "SUN397", {"": {}}),
+    "svhn": TorchvisionSet("SVHN", "train_32x32.mat", _splits(train="train", test="test"), {}, DIGITS),
     **{
-        f"emnist-{part}": Named("EMNIST", "EMNIST/raw", TRAIN_TEST, {"split": part})
+        f"emnist-{part}": TorchvisionSet("EMNIST", "EMNIST/raw", TRAIN_TEST, {"split": part})
         for part in ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")
     },
 }
@@ -82,7 +88,7 @@ def open_named(name: str, root: str) -> Source:
     return OTHERS[name](given, path) if name in OTHERS else _torchvision(given, path, TORCHVISION[name])
 
 
-def _torchvision(given: str, root: Path, named: Named) -> Source:
+def _torchvision(given: str, root: Path, named: TorchvisionSet) -> Source:
     """The set as torchvision reads it, but pictures that are files stay files, to be decoded as all others are."""
     from torchvision import datasets
 
@@ -106,7 +112,7 @@ def _torchvision(given: str, root: Path, named: Named) -> Source:
     splits = np.repeat(list(parts), [len(labels) for _, labels in parts.values()])
     if isinstance(next(iter(parts.values()))[0], np.ndarray):
         names = Names(f"{split}/{i}" for split, (_, labels) in parts.items() for i in range(len(labels)))
-        reader: Any = Parts([(Pixels(pixels), np.arange(len(pixels))) for pixels, _ in parts.values()])
+        reader: Any = JoinedReaders([(Pixels(pixels), np.arange(len(pixels))) for pixels, _ in parts.values()])
     else:
         names = Names(str(path).removeprefix(f"{root}/") for paths, _ in parts.values() for path in paths)
         reader = Files(root, names)
@@ -264,7 +270,7 @@ def _pcam(given: str, root: Path) -> Source:
         classes=["normal", "tumour"],
         names=Names(f"{split}/{i}" for split, n in zip(parts, counts, strict=True) for i in range(n)),
         labels=np.concatenate(labels),
-        reader=Parts([(reader, np.arange(n)) for reader, n in zip(parts.values(), counts, strict=True)]),
+        reader=JoinedReaders([(reader, np.arange(n)) for reader, n in zip(parts.values(), counts, strict=True)]),
         splits=np.repeat([*parts], counts),
     )
 

@@ -18,7 +18,7 @@ from weft.data.masks import folders as mask_folders
 from weft.data.masks import sets as mask_sets
 from weft.data.sources import folders, named, shards, tables
 from weft.data.sources.renamed import in_classes, relabelled
-from weft.data.sources.source import ARCHIVES, PICTURE_ENDINGS, Names, Parts, Source, evaluated
+from weft.data.sources.source import ARCHIVES, PICTURE_ENDINGS, JoinedReaders, Names, Source, evaluated
 from weft.errors import WeftError, did_you_mean
 
 
@@ -134,14 +134,14 @@ def join(source: Source, val: Source) -> Source:
         classes=source.classes,
         names=Names([*(source.names.raw(i) for i in own), *(b"val:" + val.names.raw(i) for i in other)]),
         labels=np.concatenate([source.labels[own], labels]),
-        reader=Parts([(source.reader, own), (val.reader, other)]),
+        reader=JoinedReaders([(source.reader, own), (val.reader, other)]),
         splits=np.concatenate([source.splits[own], np.full(len(other), "val")]),
         multilabel=source.multilabel,
         groups=groups,
         blocks=blocks,
         notes=notes,
         task=source.task,
-        targets=None if source.targets is None else Parts([(source.targets, own), (val.targets, other)]),
+        targets=None if source.targets is None else JoinedReaders([(source.targets, own), (val.targets, other)]),
     )
 
 

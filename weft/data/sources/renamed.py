@@ -40,10 +40,10 @@ def in_classes(source: Source, classes: Sequence[str]) -> Source:
     if source.multilabel:
         labels = np.zeros((len(source), len(classes)), bool)
         labels[:, places] = source.labels
-    return replace(source, classes=list(classes), labels=labels, targets=Renamed(source.targets, places))
+    return replace(source, classes=list(classes), labels=labels, targets=RenamedTargets(source.targets, places))
 
 
-class Renamed:
+class RenamedTargets:
     """Masks or objects whose class i is class `places[i]` of another list."""
 
     def __init__(self, targets: Any, places: Sequence[int]) -> None:

@@ -38,7 +38,7 @@ OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")  # absolute, o
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
 
 
-class Index(NamedTuple):
+class ShardIndex(NamedTuple):
     """The pictures of one shard."""
 
     keys: Names  # names of the members
@@ -160,7 +160,7 @@ def _split(name: str) -> str:
     return next((split for split in (*map(split_of, folders), *(SPLIT_NAMES.get(w, "") for w in words)) if split), "")
 
 
-def _labels(source: str, root: Path, indices: list[Index]) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _labels(source: str, root: Path, indices: list[ShardIndex]) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Classes, labels ((N,) int64 or (N, classes) bool), and which pictures have one."""
     numbers: dict[bytes, int] = {}
     texts = (text for index in indices for text in index.labels.raws())
@@ -203,7 +203,7 @@ def _class_names(source: str, root: Path, used: set[Any]) -> list[str]:
     return known or sorted(used, key=natural)
 
 
-def _cached_index(path: Path) -> Index:
+def _cached_index(path: Path) -> ShardIndex:
     """The index of a shard, from the cache where the file has the size and the time it had."""
     try:
         state = path.stat()
@@ -214,7 +214,7 @@ def _cached_index(path: Path) -> Index:
     try:
         with np.load(cached, allow_pickle=False) as file:
             keys, labels = (Names.stored(file[name].tobytes(), file[f"{name}_ends"]) for name in ("keys", "labels"))
-            return Index(keys, file["offsets"], file["sizes"], labels)
+            return ShardIndex(keys, file["offsets"], file["sizes"], labels)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         index = _index(path)
     try:
@@ -225,7 +225,7 @@ def _cached_index(path: Path) -> Index:
     return index
 
 
-def _columns(index: Index) -> dict[str, np.ndarray]:
+def _columns(index: ShardIndex) -> dict[str, np.ndarray]:
     texts = {"keys": index.keys, "labels": index.labels}
     columns = {name: np.frombuffer(names.buffer, np.uint8) for name, names in texts.items()}
     ends = {f"{name}_ends": names.ends for name, names in texts.items()}
@@ -236,12 +236,12 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "weft", "shards")
 
 
-def _index(path: Path) -> Index:
+def _index(path: Path) -> ShardIndex:
     """Reads every header of a shard, and the labels."""
     pictures: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, tuple[int, bytes]] = {}
     with open(path, "rb", buffering=0) as file:
-        window = Window(file)
+        window = ReadAhead(file)
         for name, offset, size in _checked_members(path, window):
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
@@ -254,7 +254,7 @@ def _index(path: Path) -> Index:
                 labels[key] = (LABELS[ending], _label(ending, window.read(offset, size)))
     names, offsets, sizes = zip(*pictures.values(), strict=True) if pictures else ((), (), ())
     texts = Names(labels.get(key, (9, b""))[1] for key in pictures)
-    return Index(Names(names), np.array(offsets, np.int64), np.array(sizes, np.int64), texts)
+    return ShardIndex(Names(names), np.array(offsets, np.int64), np.array(sizes, np.int64), texts)
 
 
 def _label(ending: str, content: bytes) -> bytes:
@@ -278,7 +278,7 @@ def _label(ending: str, content: bytes) -> bytes:
     return json.dumps(value).encode() if all(type(part) in (int, str) for part in parts) else b""
 
 
-class Window:
+class ReadAhead:
     """A file of which a stretch is in memory, for reading forwards in small pieces."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -292,7 +292,7 @@ class Window:
         return self.content[offset - self.start : offset - self.start + size]
 
 
-def _checked_members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
+def _checked_members(path: Path, window: ReadAhead) -> Iterator[tuple[str, int, int]]:
     try:
         yield from _members(path, window)
     except WeftError:
@@ -301,7 +301,7 @@ def _checked_members(path: Path, window: Window) -> Iterator[tuple[str, int, int
         raise WeftError(f"{path} is no tar file, or is damaged.") from None
 
 
-def _members(path: Path, window: Window) -> Iterator[tuple[str, int, int]]:
+def _members(path: Path, window: ReadAhead) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of every plain file of a tar archive (ustar, GNU and pax)."""
     offset, longer = 0, {}  # what an extra header says about the next member
     while offset < window.total:

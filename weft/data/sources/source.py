@@ -138,7 +138,7 @@ class Pixels:
         return self.pixels[positions.start : positions.stop : positions.step].tobytes()
 
 
-class Parts:
+class JoinedReaders:
     """Reads chosen pictures of several readers, one after the other."""
 
     def __init__(self, parts: Sequence[tuple[Any, np.ndarray]]) -> None:

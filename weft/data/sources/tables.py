@@ -143,7 +143,7 @@ def _labels(cells: list[str], notes: list[str]) -> tuple[list[str], np.ndarray, 
 
 
 def _separator(cells: set[str]) -> str:
-    """What stands between the labels of a cell. Commas may also belong to names ("tench, Tinca tinca"): they separate
+    """The sign between the labels of a cell. Commas may also belong to names ("tench, Tinca tinca"): they separate
     where there are no more different parts than different cells, that is where parts come again."""
     for separator in "|;":
         if any(separator in cell for cell in cells):
