@@ -1,6 +1,5 @@
-"""The families. Importing this package registers them with timm."""
+"""The families. Importing this package registers them with timm; `registry.FAMILIES` lists them."""
 
-from weft.models import ce_hosts, ceit, cetnet, cvt, vitae, vt, vt_resnet
-from weft.models.baselines import cswin, pvt, resnet_v1, t2t_vit
+from weft.models import registry
 
-__all__ = ["ce_hosts", "ceit", "cetnet", "cswin", "cvt", "pvt", "resnet_v1", "t2t_vit", "vitae", "vt", "vt_resnet"]
+__all__ = ["registry"]
