@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import weft
 import weft.heads.folder
 from weft.heads.features import Features
-from weft.run.predictor import evaluate, find_pictures, load
+from weft.run.evaluate import evaluate, find_pictures
+from weft.run.predictor import load
 
 DECODERS = {
     "fpn": lambda channels: FPNDecoder(channels, pyramid_channels=256, segmentation_channels=128, dropout=0.0),

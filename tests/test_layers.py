@@ -9,15 +9,6 @@ import pytest
 from tools import layers
 from tools.layers import FACADE, LAYERS, find_references, find_rooms, wrong_way
 
-# Being mended, room by room: each leaves this list with its commit, and then the list goes.
-BEING_MENDED = {
-    ("weft/report/run.py", "engine"),
-    ("weft/report/run.py", "tasks"),
-    ("weft/report/text.py", "run"),
-    ("weft/tasks/classify/distill.py", "run"),
-    ("weft/tasks/segment/report.py", "run"),
-}
-
 
 def test_every_room_has_one_layer():
     listed = Counter(room for layer in LAYERS for room in layer)
@@ -26,10 +17,7 @@ def test_every_room_has_one_layer():
 
 
 def test_references_point_downwards():
-    wrong = wrong_way(find_references())
-    assert [str(one) for one in wrong if (one.file, one.target) not in BEING_MENDED] == []
-    mended = BEING_MENDED - {(one.file, one.target) for one in wrong}
-    assert not mended, "mended: take it out of the list"
+    assert [str(one) for one in wrong_way(find_references())] == []
 
 
 def test_what_the_package_is_known_to_use_is_found():

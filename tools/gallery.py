@@ -29,7 +29,8 @@ from weft.files import write_text
 from weft.report.figures import write_figure
 from weft.report.overlay import background
 from weft.report.run import data_name, read_history
-from weft.run.predictor import find_pictures, load
+from weft.run.evaluate import find_pictures
+from weft.run.predictor import load
 from weft.run.subjects import subject_of, told_apart
 
 PAGE = Path(__file__).parents[1] / "docs" / "gallery.md"

@@ -22,7 +22,7 @@ from weft.engine.state import read_header
 from weft.run import session
 from weft.run.recipes import find_recipe
 from weft.run.train import name_settings
-from weft.tasks.detect.coco import Found
+from weft.tasks.detect.coco import Detections
 from weft.tasks.detect.evaluate import DetectEvaluation
 
 Settings = dict[str, Any]
@@ -94,7 +94,7 @@ def constant_detections(run: Path) -> float:
     boxes, labels = np.concatenate([t.boxes for t in truth]), np.concatenate([t.labels for t in truth])
     classes = np.arange(len(source.classes))
     mean = np.stack([boxes[labels == label].mean(axis=0) for label in classes])
-    found = [Found(mean, classes, np.ones(len(classes), np.float32))] * len(val)
+    found = [Detections(mean, classes, np.ones(len(classes), np.float32))] * len(val)
     names, sizes = [source.names[i] for i in val], [t.size for t in truth]
     return DetectEvaluation(names, list(source.classes), found, truth, sizes, masks=False).metrics()["box_ap50"]
 

@@ -19,6 +19,7 @@ from tools import gallery
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
 from weft.explain import AttentionNumbers, Measure, Similarity
+from weft.explain.compare import explain_subjects, find_masks
 from weft.explain.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
 from weft.explain.explain import (
     Explanation,
@@ -35,7 +36,7 @@ from weft.explain.heat import INK, heat, mark, over, shown, squares
 from weft.explain.page import _chart
 from weft.explain.saliency import grad_cam
 from weft.report.figures import FORMATS, INKS
-from weft.run.subjects import explain_subjects, find_masks, open_subject, told_apart
+from weft.run.subjects import open_subject, told_apart
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,13 @@ from weft.data.check.check import DataReport, Problem, check
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_source
 from weft.data.split import make_split
+from weft.engine.log import read_rows
+from weft.heads.folder import open_model
 from weft.report.charts import line_chart, nice_ticks
 from weft.report.overlay import visible
-from weft.report.run import data_name, read_history, write_report
-from weft.tasks.classify.evaluate import Evaluation
+from weft.report.run import History, RunReport, data_name, write_report
+from weft.tasks.classify.evaluate import ClassifyEvaluation
+from weft.tasks.classify.report import classify_values
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a & b", "tur\u202ened\n", "{{ 7 * 7 }}"]
 VOID = {"meta", "img", "br", "line", "circle", "polyline", "path"}
@@ -105,7 +108,7 @@ def make_run(
     names: list[str] | None = None,
     settings: dict[str, Any] | None = None,
     **changes: Any,
-) -> tuple[Page, Evaluation]:
+) -> tuple[Page, ClassifyEvaluation]:
     """The report of a run that never was: `n` noise pictures, logits that lean to the truth."""
     rng, c = np.random.default_rng(0), len(classes)
     run = folder / "run"
@@ -138,7 +141,7 @@ def make_run(
         done = {"kind": "epoch", "step": epoch * 5, "epoch": epoch, "train_loss": 1 / epoch, "val_loss": 2 / epoch}
         rows += [step | common, done | common | score | {"seconds": 61.0, "best": epoch == epochs}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluation = Evaluation(names=names, classes=classes, multilabel=multilabel, logits=logits, labels=labels)
+    evaluation = ClassifyEvaluation(names=names, classes=classes, multilabel=multilabel, logits=logits, labels=labels)
     values = {"data.source": "pictures/tiny", "model.name": "ceit_nano", "run.epochs": epochs, "optim.lr": 0.002}
     arguments = {
         "config": override(Config(), values | (settings or {})),
@@ -151,8 +154,10 @@ def make_run(
         ),
         "data_report": data_report(classes),
         "command": "weft train pictures/tiny",
+        "predictor": SimpleNamespace(model=open_model(run)[0]),
     }
-    path = write_report(run, **(arguments | changes))
+    facts = RunReport(run, rows, **(arguments | changes))
+    path = write_report(facts, lambda facts: ("report.html.j2", classify_values(facts)))
     assert path == run / "report.html"
     assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
     return Page(path.read_text(encoding="utf-8")), evaluation
@@ -303,7 +308,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
         classes=["cat", "dog"],
         source=source,
         split=split,
-        evaluation=Evaluation(names, source.classes, False, logits, labels),
+        evaluation=ClassifyEvaluation(names, source.classes, False, logits, labels),
         data_report=check(source, split, quick=True, config=DataConfig()),
     )
     assert tile(page, "top-1") == "100.0 %"
@@ -328,7 +333,7 @@ def test_steps_that_were_repeated_count_once(tmp_path: Path) -> None:
     rows = [{"kind": "step", "step": s, "epoch": s / 2, "loss": loss} for s, loss in ((1, 9.0), (2, 8.0), (2, 7.0))]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "metrics.jsonl").write_text(text + '{"kind": "ste')
-    assert [row["loss"] for row in read_history(tmp_path).steps] == [9.0, 7.0]
+    assert [row["loss"] for row in History.of(read_rows(tmp_path / "metrics.jsonl")).steps] == [9.0, 7.0]
 
 
 @pytest.mark.parametrize(

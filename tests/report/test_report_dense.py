@@ -18,18 +18,22 @@ from weft.config import Config, override
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import encode
 from weft.data.preprocessing import Preprocessing
+from weft.engine.log import read_rows
 from weft.report.album import SIDE, fitted, nearest, resized
 from weft.report.overlay import IGNORE, paint_mask, palette
-from weft.report.run import write_report
-from weft.report.text import metric_lines
-from weft.tasks.detect.coco import Found
+from weft.report.run import RunReport, write_report
+from weft.tasks.detect.coco import Detections
 from weft.tasks.detect.evaluate import DetectEvaluation
-from weft.tasks.detect.report import detect_verdict
-from weft.tasks.segment.evaluate import evaluation as segment_evaluation
-from weft.tasks.segment.report import WRONG, mistakes, segment_verdict
-from weft.tasks.segment.task import SegmentMeter
+from weft.tasks.detect.report import detect_values, detect_verdict
+from weft.tasks.segment.evaluate import SegmentEvaluation
+from weft.tasks.segment.metrics import SegmentMeter
+from weft.tasks.segment.report import WRONG, mistakes, segment_values, segment_verdict
 
 SIZE = (40, 60)
+PAGES = {
+    "segment": lambda run: ("report_segment.html.j2", segment_values(run)),
+    "detect": lambda run: ("report_detect.html.j2", detect_values(run)),
+}
 N = 8
 
 
@@ -63,8 +67,9 @@ def make_report(folder: Path, task: str, classes: list[str], evaluation: Any, ta
     (folder / "metrics.jsonl").write_text(history(keys))
     report = data_report(classes)
     report.pixels = [100 * (i + 1) for i in range(len(classes))] if task == "segment" else []
-    path = write_report(
+    facts = RunReport(
         folder,
+        read_rows(folder / "metrics.jsonl"),
         config=override(Config(), {"data.source": "pictures/tiny", "run.epochs": 3}),
         evaluation=evaluation,
         source=source,
@@ -74,6 +79,7 @@ def make_report(folder: Path, task: str, classes: list[str], evaluation: Any, ta
         command="weft train pictures/tiny",
         **more,
     )
+    path = write_report(facts, PAGES[task])
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -99,7 +105,7 @@ def segment_page(
             torch.nn.functional.one_hot(torch.from_numpy(s).long(), k).permute(2, 0, 1).float(), torch.from_numpy(t)
         )
     names = names or [f"{i}.png" for i in range(N)]
-    evaluation = segment_evaluation(names, classes, meter)
+    evaluation = SegmentEvaluation.of(names, classes, meter)
     pixels = np.random.default_rng(0).integers(0, 256, (N, *SIZE, 3)).astype(np.uint8)  # as `make_report` has them
 
     def answer(files: list[Any]) -> list[Any]:
@@ -133,7 +139,7 @@ def test_figures_of_a_segmenter(tmp_path: Path) -> None:
     assert [row[1 + i] for i, row in enumerate(matrix)] == [f"{share:.0f}" for share in shares]
     shown = re.findall(r"mIoU ([\d.]+)", page.text)
     assert f"{evaluation.scores.min():.2f}" == shown[0]
-    assert "\n".join(metric_lines(evaluation.metrics())).startswith(f"mIoU {np.mean(iou):.4f}")
+    assert "\n".join(evaluation.lines(evaluation.metrics())).startswith(f"mIoU {np.mean(iou):.4f}")
     counts = {row[0]: row[1] for row in page.rows["data"] if len(row) == 4}
     assert counts["pole"] == "30.00 %"  # 300 of 1,000
 
@@ -186,7 +192,7 @@ def detect_page(
     areas = masks.sum((1, 2)).astype(np.float32)
     truth = Objects(boxes[:3], labels[:3], np.zeros(3, bool), areas[:3], coded[:3], SIZE)
     which = [0, 1, 3]
-    found = Found(
+    found = Detections(
         boxes[which], labels[which], np.array([0.9, 0.8, 0.7], np.float32), [coded[i] for i in which if shapes]
     )
     names = names or [f"{i}.png" for i in range(N)]
@@ -222,7 +228,7 @@ def test_figures_of_a_detector(tmp_path: Path, shapes: bool) -> None:
     assert ("masks" in [row[0] for row in page.rows["classes"]]) == shapes
     assert "Precision and recall at an overlap of 0.5" in page.texts
     assert len(images(page, "truth")) == len(images(page, "answer")) == 6 + 6
-    assert "nan" not in "\n".join(metric_lines(metrics))
+    assert "nan" not in "\n".join(evaluation.lines(metrics))
 
 
 def test_verdicts_on_objects() -> None:

@@ -21,9 +21,9 @@ from weft.data.sources.open import open_source
 from weft.data.split import load_split, make_split, save_split
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
-from weft.report.text import metric_lines
-from weft.run.predictor import evaluate, find_pictures
-from weft.tasks.classify.task import EVAL_BATCH, Meter
+from weft.run.evaluate import evaluate, find_pictures
+from weft.tasks.classify.metrics import ClassifyMeter
+from weft.tasks.classify.task import EVAL_BATCH
 
 PREPROCESSING = Preprocessing((28, 28), 1, 8, (0.3,), (0.35,), "bicubic", 1.0, "center", 10**6)
 
@@ -68,7 +68,7 @@ def test_validation_evaluation_and_prediction_agree_to_the_last_digit(run):
     assert what == "1,000 validation pictures of demo:fashion, by the run's own split"
     indices = indices[:300]  # in three batches
     model = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
-    meter = Meter(10)
+    meter = ClassifyMeter(10)
     with torch.no_grad():
         for batch in eval_batches(source, PREPROCESSING, indices, batch=EVAL_BATCH, workers=0, pin=False):
             meter.add(model(PREPROCESSING.normalise(batch.pictures)), batch.labels)
@@ -92,7 +92,8 @@ def test_eval_prints_one_json_object_and_nothing_else(run, command):
     assert metrics["n"] == sum(row["n"] for row in metrics["per_class"]) == sum(map(sum, metrics["confusion"])) == 1000
     _, out, err = command("eval", run, "demo:fashion")  # the run's own data, so its own split
     what = "1,000 validation pictures of demo:fashion, by the run's own split"
-    assert (out.splitlines(), err) == ([what, *"\n".join(metric_lines(metrics)).splitlines()], "")
+    lines = evaluate(weft.load(run), *find_pictures(run)[:2]).lines(metrics)
+    assert (out.splitlines(), err) == ([what, *"\n".join(lines).splitlines()], "")
     assert "Most confused: " in out
 
 
@@ -162,11 +163,11 @@ def test_any_valid_label_counts(run):
 
 @pytest.mark.parametrize(("least", "fast"), [(4, True), (5, False)])
 def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, least, fast):
-    from weft.run import predict_dense
+    from weft.run import predictor as predictor_module
 
     seen = []
-    monkeypatch.setattr(predict_dense, "WORTH_COMPILING", least)
-    monkeypatch.setattr(predict_dense, "fast_on", lambda model, device: seen.append((model, device.type)))
+    monkeypatch.setattr(predictor_module, "WORTH_COMPILING", least)
+    monkeypatch.setattr(predictor_module, "fast_on", lambda model, device: seen.append((model, device.type)))
     predictor = weft.load(run, device="cpu")
     source = open_source("demo:fashion")
     predictor.predict([source.open(i) for i in range(4)])

@@ -20,9 +20,9 @@ from weft.data.split import Split, save_split
 from weft.data.targets import MASKS
 from weft.errors import WeftError
 from weft.heads.folder import DenseSpec, build_dense, write_dense
-from weft.run import predict_dense
-from weft.run.predict_dense import DensePredictor, class_map
-from weft.run.predictor import evaluate, find_pictures
+from weft.run.evaluate import evaluate, find_pictures
+from weft.tasks.segment import predict as segment_predict
+from weft.tasks.segment.predict import class_map
 
 CLASSES = ["background", "disc", "bar"]
 SIZES = [(64, 64), (48, 80), (64, 64), (33, 71)]
@@ -99,7 +99,6 @@ def source_of(root, task, classes=CLASSES):
 
 def test_masks_are_those_that_are_evaluated(segmenter, pictures):
     predictor, source = weft.load(segmenter), source_of(pictures, "segment")
-    assert isinstance(predictor, DensePredictor)
     found = predictor.predict([pictures / f"{i}.png" for i in range(4)])
     assert [p.mask.shape for p in found] == SIZES
     evaluation = evaluate(predictor, source, np.arange(4))
@@ -128,7 +127,7 @@ def test_classes_of_other_data_are_matched_by_name(segmenter, pictures):
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 100])
 def test_class_map_is_the_argmax_after_resizing(monkeypatch, at_once):
-    monkeypatch.setattr(predict_dense, "CHUNK", at_once * 21 * 13)
+    monkeypatch.setattr(segment_predict, "CHUNK", at_once * 21 * 13)
     scores = torch.randn(7, 9, 5)
     scores[3] = scores[1]  # of equal ones the first
     resized = torch.nn.functional.interpolate(scores[None], (21, 13), mode="bilinear")[0]
@@ -138,8 +137,8 @@ def test_class_map_is_the_argmax_after_resizing(monkeypatch, at_once):
 
 def test_many_pictures_are_worth_compiling_kernels(segmenter, pictures, monkeypatch):
     seen = []
-    monkeypatch.setattr("weft.run.predict_dense.WORTH_COMPILING", 1)
-    monkeypatch.setattr("weft.run.predict_dense.fast_on", lambda model, device: seen.append(model))
+    monkeypatch.setattr("weft.run.predictor.WORTH_COMPILING", 1)
+    monkeypatch.setattr("weft.run.predictor.fast_on", lambda model, device: seen.append(model))
     predictor = weft.load(segmenter, device="cpu")
     predictor.predict(pictures)
     source = source_of(pictures, "segment")
@@ -277,7 +276,7 @@ def as_run(folder, task, root, monkeypatch):
     """Makes the folder a run on made-up data."""
     source = source_of(root, task)
     source.targets.sizes = lambda positions: b""
-    monkeypatch.setattr("weft.run.predictor.open_configured", lambda *_: source)
+    monkeypatch.setattr("weft.run.evaluate.open_configured", lambda *_: source)
     save_split(Split(np.arange(0), np.arange(4), np.arange(0)), source, folder / "split.json")
 
 

@@ -12,9 +12,9 @@ from pycocotools.cocoeval import COCOeval
 
 from weft.data.boxes.shapes import encode
 from weft.report.overlay import palette
-from weft.report.text import objects_csv, objects_lines, shares_csv, shares_lines
-from weft.run.predict_dense import ObjectPrediction
-from weft.run.results import coco_rows, file_names, shares, write_mask
+from weft.tasks.detect.predict import ObjectPrediction, coco_rows, object_lines, objects_csv
+from weft.tasks.results import file_names
+from weft.tasks.segment.predict import shares, shares_csv, shares_lines, write_mask
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 16, 17, 255])
@@ -100,10 +100,10 @@ def test_pycocotools_reads_the_objects(tmp_path, capsys, kind):
 def test_tables():
     prediction, _ = made_objects()
     rows = coco_rows(prediction, 1, ["cat", "dog"])
-    lines = list(objects_lines(["a.jpg"], [rows], [""]))
+    lines = list(object_lines(["a.jpg"], [rows], [""]))
     assert lines[0] == "a.jpg  cat 3  dog 2"
     assert len(lines) == 3 + 5
-    assert list(objects_lines(["a.jpg", "b.jpg"], [[], []], ["", "torn"])) == [
+    assert list(object_lines(["a.jpg", "b.jpg"], [[], []], ["", "torn"])) == [
         "a.jpg  nothing",
         "b.jpg  cannot be read: torn",
     ]

@@ -20,7 +20,8 @@ from tests.conftest import randomise
 from weft.config import LossConfig
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
-from weft.tasks.classify.task import Meter, balance_weights, make_loss
+from weft.tasks.classify.loss import balance_weights, make_loss
+from weft.tasks.classify.metrics import ClassifyMeter
 
 COUNTS = np.array([50, 30, 15, 5, 0])
 
@@ -123,7 +124,7 @@ def draw(n, classes, seed, multilabel=False):
 
 
 def measure(logits, labels, cuts=(), multilabel=False):
-    meter = Meter(logits.shape[1], multilabel)
+    meter = ClassifyMeter(logits.shape[1], multilabel)
     for part in zip(logits.tensor_split(cuts), labels.tensor_split(cuts), strict=True):
         meter.add(*part)
     return meter.result()
@@ -192,7 +193,7 @@ def test_nothing_waits_for_the_device(multilabel):
     losses = [a_loss(kind, balance, multilabel, pictures=100) for kind, balance in kinds]
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits, labels = torch.randn(4, 5), torch.randint(5, (4, 5) if multilabel else (4,))
-        meter = Meter(5, multilabel)
+        meter = ClassifyMeter(5, multilabel)
         meter.add(logits, labels)
         for loss in losses:
             assert loss(logits, labels, 4).shape == ()
@@ -204,7 +205,7 @@ def _measure_in_process(rank, world, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     for multilabel in (False, True):
         logits, labels = draw(7, 6, 3, multilabel)  # which the processes cannot share equally
-        meter = Meter(6, multilabel)
+        meter = ClassifyMeter(6, multilabel)
         meter.add(logits[rank::world], labels[rank::world])
         meter.reduce()
         assert meter.result() == measure(logits, labels, (), multilabel)

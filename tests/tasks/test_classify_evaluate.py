@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.tasks.classify.evaluate import TEMPERATURES, Evaluation, fit_temperature, nearest_valid, wilson
-from weft.tasks.classify.task import Meter
+from weft.tasks.classify.evaluate import TEMPERATURES, ClassifyEvaluation, fit_temperature, nearest_valid, wilson
+from weft.tasks.classify.metrics import ClassifyMeter
 
 cases = st.tuples(st.integers(1, 60), st.integers(2, 9), st.integers(0, 2**32 - 1))
 
@@ -26,10 +26,12 @@ def evaluation(n, classes, seed, multilabel=False, empty=0):
         labels = (g.random((n, classes)) > 0.6) & (np.arange(classes) < classes - empty)
     else:
         labels = g.integers(max(1, classes - empty), size=n)
-    return Evaluation([f"{i}.png" for i in range(n)], [f"c{i}" for i in range(classes)], multilabel, logits, labels)
+    return ClassifyEvaluation(
+        [f"{i}.png" for i in range(n)], [f"c{i}" for i in range(classes)], multilabel, logits, labels
+    )
 
 
-def probabilities(e: Evaluation) -> np.ndarray:
+def probabilities(e: ClassifyEvaluation) -> np.ndarray:
     return torch.from_numpy(e.logits).double().softmax(dim=1).numpy()
 
 
@@ -74,7 +76,7 @@ def test_multi_label_metrics(case, empty):
 @given(cases, st.booleans())
 def test_meter_gives_the_same_digits(case, multilabel):
     e = evaluation(*case, multilabel=multilabel)
-    meter = Meter(len(e.classes), multilabel)
+    meter = ClassifyMeter(len(e.classes), multilabel)
     for logits, labels in zip(torch.from_numpy(e.logits).split(7), torch.from_numpy(e.labels).split(7), strict=True):
         meter.add(logits, labels)
     m = e.metrics() | ({"f1": e.metrics()["f1_micro"]} if multilabel else {})
@@ -121,7 +123,7 @@ def test_temperature_of_odd_logits_is_a_number():
     assert 90 < fit_temperature(sure, labels[::-1].copy()) <= TEMPERATURES[1]
     broken = np.array([[np.nan, 0, 1], [np.inf, -np.inf, 0]], np.float32)
     assert TEMPERATURES[0] <= fit_temperature(broken, labels) <= TEMPERATURES[1]
-    m = Evaluation(["a", "b"], list("xyz"), False, broken, labels).metrics()
+    m = ClassifyEvaluation(["a", "b"], list("xyz"), False, broken, labels).metrics()
     json.dumps(m, allow_nan=False)
 
 
@@ -151,7 +153,7 @@ def test_any_valid_label_is_a_hit():
     valid = np.random.default_rng(0).random((100, 8)) > 0.7
     valid[np.arange(100), e.labels] = True
     labels = nearest_valid(e.logits, valid)
-    m = Evaluation(e.names, e.classes, False, e.logits, labels).metrics()
+    m = ClassifyEvaluation(e.names, e.classes, False, e.logits, labels).metrics()
     order = np.argsort(-e.logits, axis=1)
     assert m["top1"] == valid[np.arange(100), order[:, 0]].mean()
     assert m["top5"] == np.take_along_axis(valid, order[:, :5], axis=1).any(axis=1).mean()
@@ -174,7 +176,7 @@ def test_worst_mistakes_come_surest_first():
 def test_worst_mistakes_of_several_labels():
     logits = np.array([[5, -1], [0.5, -9], [2, 2]], np.float32)
     labels = np.array([[0, 0], [1, 1], [1, 1]], bool)
-    worst = Evaluation(["a", "b", "c"], ["x", "y"], True, logits, labels).worst(9)
+    worst = ClassifyEvaluation(["a", "b", "c"], ["x", "y"], True, logits, labels).worst(9)
     assert [(m.name, m.truth, m.said) for m in worst] == [("b", "x, y", "x"), ("a", "none", "x")]
     assert worst[1].confidence == pytest.approx(1 / (1 + np.exp(-5)))
 
@@ -182,7 +184,7 @@ def test_worst_mistakes_of_several_labels():
 def test_confused_pairs():
     labels = np.array([0, 0, 0, 1, 2, 2])
     logits = np.eye(3, dtype=np.float32)[[1, 1, 0, 1, 0, 1]]
-    e = Evaluation(list("abcdef"), ["x", "y", "z"], False, logits, labels)
+    e = ClassifyEvaluation(list("abcdef"), ["x", "y", "z"], False, logits, labels)
     pairs = e.confused_pairs(2)
     assert [(p.truth, p.said, p.n, p.index) for p in pairs] == [("x", "y", 2, [0, 1]), ("z", "x", 1, [4])]
     assert e.metrics()["confused_pairs"][0] == {"truth": "x", "said": "y", "n": 2}

@@ -23,10 +23,13 @@ from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import draw, encode
 from weft.data.loader import Batch
 from weft.data.preprocessing import Preprocessing
+from weft.data.targets import KINDS
 from weft.errors import WeftError
 from weft.heads.rcnn import make_detector
-from weft.tasks.detect.coco import Found, Precision, pasted, restore, run_lengths
-from weft.tasks.detect.evaluate import DetectEvaluation, collect
+from weft.run.evaluate import evaluate
+from weft.run.predictor import Predictor
+from weft.tasks.detect.coco import Detections, Precision, pasted, restore, run_lengths
+from weft.tasks.detect.evaluate import DetectEvaluation
 from weft.tasks.detect.task import Detect
 from weft.tasks.task import cut
 
@@ -78,7 +81,7 @@ def a_set(seed: int, pictures: int, dense: bool) -> DetectEvaluation:
         labels = np.where(rng.random(len(labels)) < 0.9, labels, 2 - labels)
         masks = [encode(coco_masks.decode(coco_runs(polygon(box), height, width)).astype(bool)) for box in guesses]
         scores = rng.integers(1, 20, len(guesses)).astype(np.float32) / 20  # many are equal
-        found.append(Found(guesses, labels, scores, masks))
+        found.append(Detections(guesses, labels, scores, masks))
         sizes.append((height, width))
     return DetectEvaluation([str(i) for i in range(pictures)], CLASSES, found, truth, sizes, masks=True)
 
@@ -207,7 +210,7 @@ def test_more_answers_count_where_more_are_allowed():
     boxes = np.array([[x, y, x + 4, y + 4] for x in range(0, 75, 5) for y in range(0, 50, 5)], np.float32)
     zeros = np.zeros(len(boxes), np.int64)
     truth = Objects(boxes, zeros, zeros.astype(bool), zeros + np.float32(16))
-    found = Found(boxes, zeros, np.linspace(1, 0.1, len(boxes)).astype(np.float32))
+    found = Detections(boxes, zeros, np.linspace(1, 0.1, len(boxes)).astype(np.float32))
     few, many = (Precision([found], [truth], [(60, 90)], 1, "box", most) for most in (100, 200))
     assert few.ap() == pytest.approx(67 / 101)
     assert many.ap() == pytest.approx(1.0)
@@ -215,7 +218,7 @@ def test_more_answers_count_where_more_are_allowed():
 
 
 def test_nothing_to_find_is_no_number():
-    nothing = Found(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
+    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
     evaluation = DetectEvaluation(["a"], CLASSES, [nothing], [no_objects()], [(50, 60)], masks=True)
     metrics = evaluation.metrics()
     assert metrics["box_ap"] is metrics["mask_ap"] is metrics["per_class"][0]["box_ap"] is None
@@ -238,7 +241,7 @@ def test_score_of_a_picture_counts_hits():
     boxes = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 90, 50]], np.float32)
     truth = Objects(boxes, np.array([0, 0, 0]), np.array([False, False, True]), np.full(3, 100, np.float32))
     guesses = np.array([[0, 0, 10, 9], [20, 0, 30, 10], [50, 10, 60, 20], [20, 0, 30, 10]], np.float32)
-    found = Found(guesses, np.array([0, 1, 0, 0]), np.array([0.9, 0.8, 0.7, 0.4], np.float32))
+    found = Detections(guesses, np.array([0, 1, 0, 0]), np.array([0.9, 0.8, 0.7, 0.4], np.float32))
     evaluation = DetectEvaluation(["a"], CLASSES, [found], [truth], [(60, 100)], masks=False)
     assert evaluation.scores.tolist() == [2 * 1 / (2 * 1 + 1 + 1)]
     assert evaluation.worst(3) == [0]
@@ -404,7 +407,7 @@ def test_dummy_batches_are_of_the_largest_size_and_train(has_shapes, values, siz
 class Rectangles:
     """A source of three pictures, one of which cannot be read."""
 
-    task, multilabel, classes, names = "detect", True, CLASSES, ["a", "broken", "c"]
+    task, kind, multilabel, classes, names = "detect", KINDS["detect"], True, CLASSES, ["a", "broken", "c"]
     labels = np.zeros((3, len(CLASSES)), bool)
 
     def __init__(self):
@@ -420,7 +423,7 @@ class Rectangles:
 def test_collects_what_is_found_in_a_source():
     told = []
     task = a_task()
-    evaluation = collect(task, Toy(), Rectangles(), np.arange(3), progress=lambda *done: told.append(done))
+    evaluation = evaluate(Predictor(Toy(), task), Rectangles(), np.arange(3), progress=lambda *done: told.append(done))
     assert evaluation.names == ["a", "c"]
     assert evaluation.sizes == [(64, 96)] * 2
     assert told[-1] == (3, 3)

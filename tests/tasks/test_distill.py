@@ -14,6 +14,7 @@ from weft.config import LossConfig
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
+from weft.run.teacher import open_teacher
 from weft.tasks.classify.distill import Distillation
 
 CLASSES = ["a", "b", "c"]
@@ -30,7 +31,10 @@ def teacher(tmp_path):
 
 def distillation(folder, classes=CLASSES, preprocessing=STUDENT, **settings):
     config = LossConfig(teacher=folder, **settings)
-    return Distillation(config, classes=classes, preprocessing=preprocessing, device=torch.device("cpu"))
+    device = torch.device("cpu")
+    return Distillation(
+        config, open_teacher(folder, device), classes=classes, preprocessing=preprocessing, device=device
+    )
 
 
 def teachers_logits(model: nn.Module, pixels: torch.Tensor) -> np.ndarray:

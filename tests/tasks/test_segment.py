@@ -23,10 +23,13 @@ from weft.data.read import BadPicture
 from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Names, Source
 from weft.errors import WeftError
-from weft.tasks.segment import evaluate as segments
+from weft.run.evaluate import evaluate
+from weft.run.predictor import Predictor
 from weft.tasks.segment import task as segment
+from weft.tasks.segment.evaluate import SegmentEvaluation
 from weft.tasks.segment.losses import class_weights, make_pixel_loss
-from weft.tasks.segment.task import Segment, SegmentMeter, window_starts
+from weft.tasks.segment.metrics import SegmentMeter
+from weft.tasks.segment.task import Segment, window_starts
 
 K = 4
 COUNTS = [700, 200, 90, 10]
@@ -457,7 +460,7 @@ def test_evaluation_has_the_meters_digits_and_each_pictures():
     classes, names = [f"c{i}" for i in range(6)], [f"p{i}" for i in range(6)]
     answers = [torch.cat([a, torch.zeros(1, 8, 9)]) for a in answers]  # a class that never occurs
     meter = meter_of(answers, masks, keep=True)
-    evaluation = segments.evaluation(names, classes, meter)
+    evaluation = SegmentEvaluation.of(names, classes, meter)
     metrics = evaluation.metrics()
     assert {key: metrics[key] for key in meter.result()} == meter.result()
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
@@ -480,7 +483,7 @@ def test_evaluation_has_the_meters_digits_and_each_pictures():
 def test_confused_pairs():
     confusion = np.array([[5, 3, 0], [9, 1, 0], [1, 0, 7]])
     none = np.zeros((0, 3), np.int64)
-    evaluation = segments.SegmentEvaluation([], ["a", "b", "c"], confusion, none, none, none, 0)
+    evaluation = SegmentEvaluation([], ["a", "b", "c"], confusion, none, none, none, 0)
     pairs = [(p.truth, p.said, p.pixels, p.part) for p in evaluation.confused_pairs(10)]
     assert pairs == [("b", "a", 9, 0.9), ("a", "b", 3, 0.375), ("c", "a", 1, 0.125)]
 
@@ -506,7 +509,7 @@ def test_collecting_is_validating():
     masks[1] = masks[1][:7, :5].contiguous()
     told = []
     source = a_source(pictures, masks, task.classes)
-    evaluation = segments.collect(task, model, source, indices, progress=lambda *n: told.append(n))
+    evaluation = evaluate(Predictor(model, task), source, indices, progress=lambda *n: told.append(n))
     meter = task.meter()
     meter.update(task.infer(model, pictures), a_batch(pictures, masks))
     assert {key: evaluation.metrics()[key] for key in meter.result()} == meter.result()
@@ -514,7 +517,7 @@ def test_collecting_is_validating():
     assert told[-1] == (4, 4)
     turned = [torch.where(mask == IGNORE, IGNORE, K - 1 - mask).to(torch.uint8) for mask in masks]
     renamed = in_classes(a_source(pictures, turned, task.classes[::-1]), task.classes)
-    again = segments.collect(task, model, renamed, indices)
+    again = evaluate(Predictor(model, task), renamed, indices)
     assert again.metrics() == evaluation.metrics()
 
 
@@ -523,4 +526,4 @@ def test_what_cannot_be_evaluated():
     with pytest.raises(WeftError, match="'c9'"):
         in_classes(a_source([], [], ["c0", "c9"]), task.classes)
     with pytest.raises(WeftError, match="none of the 1 pictures"):
-        segments.collect(task, Pointwise(), a_source([], [], task.classes), np.array([0]))
+        evaluate(Predictor(Pointwise(), task), a_source([], [], task.classes), np.array([0]))

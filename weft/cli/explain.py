@@ -43,7 +43,8 @@ def explain(
     out = out or Path(f"explain-{Path(run).resolve().name}")
     check_writable(out)
 
-    from weft.run.subjects import explain_subjects, open_subjects
+    from weft.explain.compare import explain_subjects
+    from weft.run.subjects import open_subjects
 
     subjects = open_subjects(run, against, device)
     with progress_of("steps", quiet=False) as progress:

@@ -2,17 +2,16 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from weft.cli.options import Flag, Keys, OutFile, check_out, progress_of, settings_of, write_out
-from weft.errors import WeftError, check_writable
+from weft.errors import WeftError, check_positive, check_writable
 
 if TYPE_CHECKING:
-    from weft.run.predict_dense import DensePredictor
+    pass
 
 SCORE = 0.5
 
@@ -56,23 +55,24 @@ def evaluate(
     keys
         Other settings of how the model is used, such as --test.overlap 0.5.
     """
-    from weft.report.text import metric_lines
-    from weft.run import predictor as using
+    from weft.run.evaluate import evaluate as evaluate_model
+    from weft.run.evaluate import find_pictures
+    from weft.run.predictor import load
 
     settings: dict[str, Any] = _test_keys(keys)
     settings |= {"test.scales": f"[{scales}]"} if scales else {}
     settings |= {"test.flip": True} if flip else {}
     settings |= {"test.mode": mode} if mode else {}
-    predictor = using.load(run, device, settings)
-    source, indices, what = using.find_pictures(run, data, split)
+    predictor = load(run, device, settings)
+    source, indices, what = find_pictures(run, data, split)
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
-        evaluation = using.evaluate(predictor, source, indices, workers=workers, progress=progress)
+        evaluation = evaluate_model(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
     if as_json:
         print(json.dumps({"data": source.root, "pictures": what, **metrics}, allow_nan=False))
     else:
         print(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
-        print("\n".join(metric_lines(metrics)))
+        print("\n".join(evaluation.lines(metrics)))
 
 
 def predict(
@@ -129,34 +129,36 @@ def predict(
         if any(out.resolve().is_relative_to(folder) for folder in inputs):
             raise WeftError(f"--out {out} lies among the pictures; choose a place outside of them.")
 
-    from weft.errors import check_positive
-    from weft.run import predictor as using
+    from weft.data.given import GivenPictures
+    from weft.run.predictor import load
 
-    predictor = using.load(run, device, _test_keys(keys))
+    predictor = load(run, device, _test_keys(keys))
     check_positive(top=top, batch=1 if batch is None else batch)
+    if out is not None and not predictor.task.writes_pictures:
+        raise WeftError(f"{run} holds a classifier, which has no pictures to write; leave --out, take --csv.")
+    found = GivenPictures(list(pictures), predictor.task.name)
+    writer = predictor.task.results(found, out, top=top, score=score)
+    options: dict[str, Any] = {"top": top, "batch": batch or 0, "workers": workers}
+    errors = []
     with progress_of("pictures looked at", quiet=False) as progress:
-        if isinstance(predictor, using.DensePredictor):
-            options = {"batch": batch or 0, "workers": workers, "progress": progress}
-            texts, errors = _dense(predictor, list(pictures), out, score, top, **options)
-        elif out is not None:
-            raise WeftError(f"{run} holds a classifier, which has no pictures to write; leave --out, take --csv.")
-        else:
-            batch = batch or using.EVAL_BATCH
-            found = predictor.predict(list(pictures), top, batch=batch, workers=workers, progress=progress)
-            texts, errors = _classified(found, min(top, len(predictor.classes))), [p.error for p in found]
+        least = score if out is None else 0.0  # predictions.json has all objects
+        for index, prediction in enumerate(predictor.stream(found, score=least, **options, progress=progress)):
+            writer.add(index, prediction)
+            errors.append(prediction.error)
+    texts = writer.close()
     if as_json:
-        write_out(as_json, texts["json"])
+        write_out(as_json, texts.json)
     if csv:
-        write_out(csv, texts["csv"])
+        write_out(csv, texts.csv)
     if "-" not in (csv, as_json):
         written = [name for name in (csv, as_json, str(out or "")) if name]
         if not csv and not as_json:
-            print(texts["lines"])
+            print(texts.lines)
         if written:
             unread = sum(map(bool, errors))
             print(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
-        elif texts.get("hint"):
-            print(texts["hint"])
+        elif texts.hint:
+            print(texts.hint)
     if all(errors):
         sys.exit(2)
 
@@ -167,55 +169,3 @@ def _test_keys(keys: list[str]) -> dict[str, str]:
     if other:
         raise WeftError(f"--{other[0]} belongs to training; here only settings of test. apply, see `weft keys test.`")
     return settings
-
-
-def _classified(found: list[Any], top: int) -> dict[str, str]:
-    from weft.report.text import as_csv, prediction_lines
-
-    return {
-        "json": json.dumps([asdict(prediction) for prediction in found], indent=2) + "\n",
-        "csv": as_csv(found, top),
-        "lines": "\n".join(prediction_lines(found)),
-    }
-
-
-def _dense(
-    predictor: "DensePredictor", pictures: list[str], out: Path | None, score: float, top: int, **options: Any
-) -> tuple[dict[str, str], list[str]]:
-    """The texts on all pictures, and what is wrong with each; masks and overlays are written on the way."""
-    from weft.data.given import GivenPictures
-    from weft.report import text as show
-    from weft.run.results import Writer, coco_rows, shares
-
-    found = GivenPictures(pictures, predictor.task.name)
-    writer = Writer(out, predictor, found, score) if out is not None else None
-    segments, rows, errors = predictor.task.name == "segment", [], []
-    for index, prediction in enumerate(predictor.stream(found, 0.0 if writer else score, **options)):
-        if writer:
-            writer.add(index, prediction)
-        errors.append(prediction.error)
-        if not segments:
-            rows.append(coco_rows(prediction.above(score), index + 1, predictor.classes))
-        else:
-            rows.append({} if prediction.mask is None else shares(prediction.mask, predictor.classes))
-    if writer:
-        writer.close()
-    if segments:
-        json_rows: Any = [
-            {"name": name, "shares": row, "error": error}
-            for name, row, error in zip(found.names, rows, errors, strict=True)
-        ]
-        csv, lines = (
-            show.shares_csv(found.names, rows, errors, predictor.classes),
-            show.shares_lines(found.names, rows, errors, top),
-        )
-        hint = "Masks and overlays are written with --out FOLDER."
-    else:
-        json_rows = [row for objects in rows for row in objects]
-        csv, lines = (
-            show.objects_csv(found.names, rows, errors),
-            show.objects_lines(found.names, rows, errors),
-        )
-        hint = "Overlays and COCO's JSON are written with --out FOLDER, a table of all objects with --csv FILE."
-    hint = "" if all(errors) else hint
-    return {"json": json.dumps(json_rows, indent=1) + "\n", "csv": csv, "lines": "\n".join(lines), "hint": hint}, errors

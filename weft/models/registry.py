@@ -44,3 +44,24 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     if ":" not in name and bare not in list_models():
         raise WeftError(f"There is no model {name!r}; `weft models` lists them." + did_you_mean(bare, list_models()))
     return timm.create_model(name, pretrained=pretrained, **kwargs)
+
+
+def check_name(name: str) -> None:
+    bare = name.split(".")[0]
+    if not timm.is_model(bare):
+        known = timm.list_models()
+        raise WeftError(f"There is no model {name!r}; `weft models` lists Weft's own." + did_you_mean(bare, known))
+
+
+def takes(name: str, argument: str) -> bool:
+    """Whether a model takes an argument, found out without making its weights."""
+    value: Any = {"img_size": 224, "stem_stride": 1}[argument]
+    try:
+        timm.create_model(name, device="meta", **{argument: value})
+    except TypeError:
+        return False
+    return True
+
+
+def takes_size(name: str) -> bool:
+    return takes(name, "img_size")

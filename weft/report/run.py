@@ -1,15 +1,17 @@
 """The page of a run, report.html: how good the model is, where it errs, what it learned from, how to repeat and use it.
 
-Here is what the reports of all tasks have in common; `report_classify`, `report_segment` and `report_detect` collect
-what is special, and the templates say how it looks.
+Here is what the reports of all tasks have in common; each task adds what is special to it, and the templates say how it
+looks.
 """
 
 import dataclasses
 import math
 import platform
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from weft.catalog.cost import count_parameters
 from weft.config import Config
-from weft.engine.log import METRICS, read_rows
 from weft.files import write_text
 from weft.report.charts import Chart, Point, line_chart
 from weft.report.page import render
@@ -36,61 +38,65 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 COUNTS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
-def write_report(
-    run: Path,
-    *,
-    config: Config,
-    evaluation: Any,
-    source: "Source",
-    split: "Split",
-    preprocessing: "Preprocessing",
-    augmented: "Batch",
-    data_report: "DataReport",
-    command: str,
-    predictor: Any = None,
-) -> Path:
-    """Writes `run`/report.html, one file that needs no other, and returns its path.
+@dataclass(frozen=True)
+class RunReport:
+    """The facts that the page of a run is made from."""
 
-    `run` holds metrics.jsonl and the model; `evaluation` is that of the validation pictures, `augmented` a batch as
-    the model was shown it in training, before normalisation; `command` repeats the run. `predictor` is the run's
-    model; a report of segmentation asks it about the pictures that are shown.
+    folder: Path  # of the run
+    rows: list[dict[str, Any]]  # of metrics.jsonl
+    config: Config
+    evaluation: Any  # of the validation pictures
+    source: "Source"
+    split: "Split"
+    preprocessing: "Preprocessing"
+    augmented: "Batch"  # pictures as the model was shown them in training, before normalisation
+    data_report: "DataReport"
+    command: str  # that repeats the run
+    predictor: Any  # the run's model; a report of segmentation asks it about the pictures that are shown
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return self.evaluation.metrics()
+
+    @cached_property
+    def history(self) -> "History":
+        return History.of(self.rows)
+
+
+def write_report(run: RunReport, page: Callable[[RunReport], tuple[str, dict[str, Any]]]) -> Path:
+    """Writes report.html, one file that needs no other, into the run's folder and returns its path.
+
+    `page` gives the template, and what it needs beside what all pages have.
     """
-    from weft.tasks.classify.report import classify_values
-    from weft.tasks.detect.report import detect_values
-    from weft.tasks.segment.report import segment_values
+    template, values = page(run)
+    write_text(run.folder / "report.html", render(template, **_common_values(run), **values))
+    return run.folder / "report.html"
 
-    history, metrics = read_history(run), evaluation.metrics()
-    common = dict(
-        folder=run.resolve().name,
-        shell_folder=shlex.quote(run.resolve().name),
+
+def _common_values(run: RunReport) -> dict[str, Any]:
+    config, history, name = run.config, run.history, run.folder.resolve().name
+    return dict(
+        folder=name,
+        shell_folder=shlex.quote(name),
         config=config,
-        evaluation=evaluation,
-        source=source,
-        preprocessing=preprocessing,
-        data_report=data_report,
-        command=command,
+        evaluation=run.evaluation,
+        source=run.source,
+        preprocessing=run.preprocessing,
+        data_report=run.data_report,
+        command=run.command,
         history=history,
-        metrics=metrics,
+        metrics=run.metrics,
         data=data_name(config.data.source),
         seconds=in_units(max((row["seconds"] for row in history.epochs), default=0.0), SECONDS),
-        parameters=in_units(_parameters(run, predictor), COUNTS),
+        parameters=in_units(count_parameters(run.predictor.model), COUNTS),
         epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
-        parts={name: len(indices) for name, indices in _parts(split).items()},
+        parts={name: len(indices) for name, indices in _parts(run.split).items()},
         most_names=NAMES,
         settings=settings(config),
         versions={"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         machine=machine(config.run.device),
         date=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
     )
-    shown = (metrics, evaluation, source, split, preprocessing, augmented, config.run.seed)
-    if source.task == "segment":
-        template, values = "report_segment.html.j2", segment_values(*shown, history, data_report, predictor)
-    elif source.task == "detect":
-        template, values = "report_detect.html.j2", detect_values(*shown, history)
-    else:
-        template, values = "report.html.j2", classify_values(*shown, history)
-    write_text(run / "report.html", render(template, **common, **values))
-    return run / "report.html"
 
 
 @dataclass(frozen=True)
@@ -105,12 +111,12 @@ class History:
     def best(self) -> dict[str, Any] | None:
         return next((row for row in reversed(self.epochs) if row["best"]), None)
 
-
-def read_history(run: Path) -> History:
-    """A step that was done again after a rollback counts once, as it went last."""
-    rows = {(row["kind"], row["step"], row.get("text")): row for row in read_rows(run / METRICS)}
-    ordered = sorted(rows.values(), key=lambda row: row["step"])
-    return History(*([row for row in ordered if row["kind"] == kind] for kind in ("step", "epoch", "event")))
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> "History":
+        """A step that was done again after a rollback counts once, as it went last."""
+        last = {(row["kind"], row["step"], row.get("text")): row for row in rows}
+        ordered = sorted(last.values(), key=lambda row: row["step"])
+        return cls(*([row for row in ordered if row["kind"] == kind] for kind in ("step", "epoch", "event")))
 
 
 def data_name(source: str) -> str:
@@ -209,10 +215,3 @@ def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
     reached = [name for name, size in units.items() if value >= size]
     unit = reached[-1] if reached else next(iter(units))
     return f"{value / units[unit]:.3g}", unit
-
-
-def _parameters(run: Path, predictor: Any) -> int:
-    from weft.catalog.cost import count_parameters
-    from weft.heads.folder import open_model
-
-    return count_parameters(predictor.model if predictor else open_model(run)[0])

@@ -12,13 +12,15 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from weft.config import Config, ModelConfig
-from weft.errors import WeftError, did_you_mean
+from weft.errors import WeftError
 from weft.heads.features import any_size
 from weft.heads.folder import DenseSpec, build_dense, load_dense_init, write_dense
 from weft.models.base import HybridModel
+from weft.models.registry import takes_size
 from weft.models.weights.convert import load_weights
 from weft.models.weights.folder import write_model
 from weft.models.weights.layouts import filter_published
+from weft.tasks.registry import task_class
 
 PRETRAINED = "pretrained"
 
@@ -33,9 +35,9 @@ class Made:
 def make_model(config: Config, *, classes: list[str], size: tuple[int, int], multilabel: bool = False) -> Made:
     """The model of a run: what timm makes of its name, or that as the backbone of a head."""
     name, init, channels = config.model.name, config.model.init, config.data.channels
-    dense = config.data.task in ("segment", "detect")
-    args = model_args(config.model, (config.augment.img_size, config.augment.img_size) if dense else size)
-    if not dense:
+    alone = task_class(config.data.task).whole_pictures
+    args = model_args(config.model, size if alone else (config.augment.img_size, config.augment.img_size))
+    if alone:
         model = create(name, args, len(classes), channels, init == PRETRAINED)
         changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []
         return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
@@ -98,27 +100,6 @@ def _write_dense(
     config: Config,
 ) -> None:
     write_dense(folder, spec, weights, preprocessing=preprocessing, config=config)
-
-
-def check_name(name: str) -> None:
-    bare = name.split(".")[0]
-    if not timm.is_model(bare):
-        known = timm.list_models()
-        raise WeftError(f"There is no model {name!r}; `weft models` lists Weft's own." + did_you_mean(bare, known))
-
-
-def takes(name: str, argument: str) -> bool:
-    """Whether a model takes an argument, found out without making its weights."""
-    value: Any = {"img_size": 224, "stem_stride": 1}[argument]
-    try:
-        timm.create_model(name, device="meta", **{argument: value})
-    except TypeError:
-        return False
-    return True
-
-
-def takes_size(name: str) -> bool:
-    return takes(name, "img_size")
 
 
 # Weights to start from ------------------------------------------------------------------------------------------

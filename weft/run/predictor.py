@@ -1,114 +1,144 @@
-"""Using what was trained: `weft.load(folder).predict(pictures)`, and evaluation on pictures whose labels are known.
+"""Using what was trained: `weft.load(folder).predict(pictures)`.
 
-Both read pictures through the loader, the preprocessing and the batches of training's validation, so all three agree.
+PictureSource are read through the loader, the preprocessing and the batches of training's validation, so all agree.
 """
 
-import importlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import timm
 import timm.data
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.given import GivenPictures, Progress
-from weft.data.loader import Batch, eval_batches, reading_workers
+from weft.data.loader import Batch, PictureSource, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
-from weft.data.sources.open import open_configured
-from weft.data.sources.renamed import in_classes, relabelled
-from weft.data.sources.source import Source
-from weft.data.split import load_split
 from weft.engine.device import pick_device, pick_precision
-from weft.errors import WeftError, check_choice, check_positive
+from weft.engine.parts import is_out_of_memory
+from weft.errors import WeftError, check_positive
+from weft.explain.compare import Explained, explain_subjects
+from weft.explain.explain import Subject
+from weft.explain.maps import trunk_of
+from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
-from weft.run.predict_dense import DensePredictor, fast_for_many
-from weft.tasks.classify.evaluate import Evaluation, nearest_valid
-from weft.tasks.classify.task import EVAL_BATCH
+from weft.tasks.choose import LONG_SIDE
+from weft.tasks.detect.choose import WITH_SHAPES
+from weft.tasks.registry import UNNAMED, task_class
+from weft.tasks.task import Task, TaskFacts
 
-if TYPE_CHECKING:
-    from weft.run.subjects import Explained
-
-DENSE = {
-    "segment": "weft.tasks.segment.evaluate",
-    "detect": "weft.tasks.detect.evaluate",
-}  # imported where there is need
-
-
-@dataclass(frozen=True)
-class Prediction:
-    name: str
-    labels: list[str]  # the likeliest first
-    probabilities: list[float]  # of these labels; they add up to 1 over all classes, unless a picture may have several
-    error: str = ""  # why there are none
+WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
+TOP = 5  # classes that are named for a picture
+SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
 
 
 class Predictor:
-    """A model with all that is needed to use it."""
+    """A trained model with all that is needed to use it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        preprocessing: Preprocessing,
-        classes: list[str],
-        multilabel: bool,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-    ):
-        self.model = model.to(device).eval()
-        self.preprocessing, self.classes, self.multilabel = preprocessing, classes, multilabel
-        self.device, self.dtype = device, dtype
+    def __init__(self, model: nn.Module, task: Task):
+        self.model, self.task = model.to(task.device).eval(), task
+        self.classes, self.preprocessing = task.classes, task.preprocessing
+        self.device, self.dtype = task.device, task.dtype
 
-    @torch.no_grad()
-    def logits(self, pictures: Tensor) -> Tensor:
-        """(B, classes) float32 of (B, C, h, w) pictures as `preprocessing.picture` gives them."""
-        x = self.preprocessing.normalise(pictures.to(self.device, non_blocking=True))
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.model(x).float()
+    @property
+    def multilabel(self) -> bool:
+        return self.task.multilabel
 
     def predict(
         self,
         pictures: Any,
-        top: int = 5,
+        top: int = TOP,
         *,
-        batch: int = EVAL_BATCH,
+        score: float = SCORE,
+        batch: int = 0,
         workers: int = -1,
         progress: Progress | None = None,
-    ) -> list[Prediction]:
-        """What the model sees in pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow
-        image, an (H, W) or (H, W, C) array, or a list of these.
+    ) -> list[Any]:
+        """The model's answer to each picture: a `Prediction`, `MaskPrediction` or `ObjectPrediction`, by its task.
 
         A picture that cannot be read has an `error`; the others are not touched by that.
+
+        Args:
+            pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow image, an (H, W) or
+                (H, W, C) array, or a list of these.
+            top: how many classes a classifier names.
+            score: objects that a detector is less sure of are left out.
+            batch: pictures at once; 0: as in validation.
+            workers: processes that read; -1: where it pays.
+            progress: is told how many pictures are done, of how many.
         """
-        check_positive(top=top, batch=batch)
-        found = GivenPictures(pictures)
-        predictions = [Prediction(name, [], []) for name in found.names]
-        for done, scores in self._run(found, np.arange(len(found.names)), batch, workers, progress):
-            scale = torch.sigmoid if self.multilabel else torch.nn.Softmax(dim=1)
-            values, order = scale(scores.double()).sort(dim=1, descending=True, stable=True)
-            for i, p, classes in zip(done.index.tolist(), values.tolist(), order.tolist(), strict=True):
-                labels = [self.classes[c] for c in classes[:top]]
-                predictions[i] = replace(predictions[i], labels=labels, probabilities=p[:top])
-            for i, why in done.bad:
-                predictions[i] = replace(predictions[i], error=why)
-        return predictions
+        found = GivenPictures(pictures, self.task.name)
+        return list(self.stream(found, top=top, score=score, batch=batch, workers=workers, progress=progress))
+
+    def stream(
+        self,
+        found: GivenPictures,
+        *,
+        top: int = TOP,
+        score: float = SCORE,
+        batch: int = 0,
+        workers: int = -1,
+        progress: Progress | None = None,
+    ) -> Iterator[Any]:
+        """The predictions one after the other, so that the masks of thousands need not be kept."""
+        check_positive(top=top, batch=batch or self.task.eval_batch)
+        for read in self.read(found, np.arange(len(found.names)), batch, workers, progress):
+            rows = {index: self.task.unreadable(found.names[index], why) for index, why in read.bad}
+            answers = self._answers(read.pictures) if len(read.pictures) else []
+            for row, (index, answer) in enumerate(zip(read.index.tolist(), answers, strict=True)):
+                name = found.names[index]
+                if isinstance(answer, str):
+                    rows[index] = self.task.unreadable(name, answer)
+                else:
+                    rows[index] = self.task.prediction(name, answer, read, row, top=top, score=score)
+            for index in sorted(rows):
+                yield rows[index]
+
+    def read(
+        self, source: PictureSource, indices: np.ndarray, batch: int, workers: int, progress: Progress | None
+    ) -> Iterator[Batch]:
+        """The pictures at `indices` as the model sees them, in batches."""
+        if len(indices) >= WORTH_COMPILING:
+            fast_on(self.model, self.device)
+        batch, workers, done = batch or self.task.eval_batch, reading_workers(workers, len(indices)), 0
+        pin = self.device.type == "cuda"
+        for read in eval_batches(source, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
+            yield read
+            done += len(read.index) + len(read.bad)
+            if progress:
+                progress(done, len(indices))
+
+    @torch.no_grad()
+    def infer(self, pictures: Any) -> Any:
+        """The task's answers to pictures as `preprocessing.picture` gives them: (B, C, h, w), or a list."""
+        return self.task.infer(self.model, pictures)
+
+    def _answers(self, pictures: Any) -> list[Any]:
+        """An answer to each picture, or one line on why there is none."""
+        try:
+            return list(self.infer(pictures))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        if len(pictures) == 1:
+            return ["too large for the memory of this device; shrink it, or try --device cpu"]
+        return [self._answers(pictures[i : i + 1])[0] for i in range(len(pictures))]
 
     def explain(
         self,
         pictures: Any,
         *,
-        against: "Predictor | DensePredictor | None" = None,
+        against: "Predictor | None" = None,
         layers: Sequence[str] = (),
         masks: str | os.PathLike[str] = "",
         of: str = "",
         progress: Callable[[int, int, str], None] | None = None,
-    ) -> "Explained":
+    ) -> Explained:
         """Looks into the model by pictures, given as for `predict`: Grad-CAM, attention, receptive fields, numbers.
 
         Args:
@@ -121,91 +151,30 @@ class Predictor:
         Returns:
             What was found, with `.exhibits()` and `.write(folder)`.
         """
-        from weft.run.subjects import explain_subjects, subject_of
-
-        subjects = [subject_of(predictor) for predictor in (self, against) if predictor is not None]
+        subjects = [predictor.subject() for predictor in (self, against) if predictor is not None]
         return explain_subjects(subjects, pictures, layers=layers, masks=masks, of=of, progress=progress)
 
-    def _run(
-        self, source: Any, indices: np.ndarray, batch: int, workers: int, progress: Progress | None
-    ) -> Iterator[tuple[Batch, Tensor]]:
-        """Batches and their (B, classes) logits, on the host."""
-        fast_for_many(self.model, self.device, len(indices))
-        count = 0
-        pin = self.device.type == "cuda"
-        workers = reading_workers(workers, len(indices))
-        for read in eval_batches(source, self.preprocessing, indices, batch=batch, workers=workers, pin=pin):
-            empty = torch.zeros(0, len(self.classes))  # not all models take a batch of no pictures
-            yield read, self.logits(read.pictures).cpu() if len(read.pictures) else empty
-            count += len(read.index) + len(read.bad)
-            if progress:
-                progress(count, len(indices))
-
-
-def evaluate(
-    predictor: Predictor | DensePredictor,
-    source: Source,
-    indices: np.ndarray,
-    *,
-    batch: int = EVAL_BATCH,
-    workers: int = -1,
-    progress: Progress | None = None,
-) -> Any:
-    """What `predictor` says about the pictures at `indices`, next to the truth, which is matched by class name: an
-    `Evaluation`, a `SegmentEvaluation` or a `DetectEvaluation`, all with `.metrics()`.
-
-    Pictures that cannot be read are left out, as in training.
-    """
-    task = predictor.task.name if isinstance(predictor, DensePredictor) else "classify"
-    if source.task != task:
-        verbs = {"classify": "name pictures as a whole", "segment": "segment", "detect": "detect objects"}
-        raise WeftError(f"{source.root} is data to {verbs[source.task]}; the model was trained to {verbs[task]}.")
-    if isinstance(predictor, DensePredictor):
-        source = in_classes(source, predictor.classes)
-        collect = importlib.import_module(DENSE[task]).collect
-        workers = reading_workers(workers, len(indices))
-        fast_for_many(predictor.model, predictor.device, len(indices))
-        return collect(predictor.task, predictor.model, source, indices, workers=workers, progress=progress)
-    truth, valid = _truth(predictor, source, indices)
-    row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
-    logits, rows = [np.zeros((0, len(predictor.classes)), np.float32)], []
-    for read, scores in predictor._run(source, indices, batch, workers, progress):
-        logits.append(scores.numpy())
-        rows += [row[index] for index in read.index.tolist()]
-    if not rows:
-        raise WeftError(f"{source.root}: none of the {len(indices)} pictures to evaluate can be read.")
-    scores, labels = np.concatenate(logits), truth[rows]
-    if valid is not None:
-        labels = nearest_valid(scores, valid[rows])
-    names = [source.names[indices[i]] for i in rows]
-    return Evaluation(names, predictor.classes, predictor.multilabel, scores, labels)
-
-
-def _truth(predictor: Predictor, source: Source, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Labels, and all labels that count as right where the source has several, in the model's classes."""
-    classes = predictor.classes
-    if _numbered(classes) and len(source.classes) == len(classes):
-        classes = source.classes  # a published model without names: the order of the classes is all there is
-    if source.multilabel and not predictor.multilabel:
-        raise WeftError(f"{source.root} has several labels per picture; the model was trained on one.")
-    labels = relabelled(source, classes, indices)
-    if predictor.multilabel and not source.multilabel:
-        labels = np.eye(len(classes), dtype=bool)[labels]
-    if source.valid is None:
-        return labels, None
-    return labels, relabelled(replace(source, labels=source.valid, multilabel=True), classes, indices)
-
-
-def _numbered(classes: list[str]) -> bool:
-    return classes == [str(i) for i in range(len(classes))]
+    def subject(self) -> Subject:
+        """The model as `weft.explain` looks into it."""
+        model = self.task.explained(self.model)
+        trunk: Any = trunk_of(model)
+        name = getattr(trunk, "pretrained_cfg", {}).get("architecture") or type(trunk).__name__
+        return Subject(
+            name,
+            model,
+            self.preprocessing,
+            list(self.classes),
+            self.task.name,
+            scores_classes=self.task.scores_classes,
+            per_pixel=self.task.per_pixel,
+            multilabel=self.multilabel,
+        )
 
 
 # A run or model folder ------------------------------------------------------------------------------------------
 
 
-def load(
-    folder: str | os.PathLike[str], device: str = "auto", settings: Mapping[str, Any] | None = None
-) -> Predictor | DensePredictor:
+def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping[str, Any] | None = None) -> Predictor:
     """Opens what was trained or converted: a run, or any folder that `save_model` wrote.
 
     A run is computed with as training validated it; classes without names have their numbers. A model that segments
@@ -213,10 +182,10 @@ def load(
     """
     folder = Path(folder)
     model, stored = open_model(folder)
-    classes = stored.get("label_names") or [str(i) for i in range(stored["num_classes"])]
     entry = stored.get("weft", {})
-    preprocessing = entry.get("preprocessing")
-    preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
+    kind = task_class(entry.get("task", UNNAMED))
+    if settings and kind.whole_pictures:
+        raise WeftError(f"{folder} holds a classifier, to which {', '.join(settings)} does not apply.")
     where, dtype, config = pick_device(device), torch.float32, override(Config(), entry.get("settings", {}))
     if (folder / "config.yaml").is_file():
         config = override(config, read_yaml(folder / "config.yaml"))
@@ -224,37 +193,23 @@ def load(
             dtype = pick_precision(config.run, where)
         if config.run.channels_last:
             model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if entry.get("task", "classify") != "classify":
-        config = override(config, settings or {})
-        return _dense(model, config, entry, classes, preprocessing, where, dtype)
-    if settings:
-        raise WeftError(f"{folder} holds a classifier, to which {', '.join(settings)} does not apply.")
-    return Predictor(model, preprocessing, classes, bool(entry.get("multilabel", False)), where, dtype)
-
-
-def _dense(
-    model: Any,
-    config: Config,
-    entry: dict[str, Any],
-    classes: list[str],
-    preprocessing: Preprocessing,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> DensePredictor:
-    """A segmenter or detector, used as `config.test` says."""
-    from weft.run.choose import LONG_SIDE
-    from weft.tasks.registry import make_task
-
-    test, shapes = config.test, entry["head"] == "mask-rcnn"
-    if test.short_side:
-        preprocessing = replace(preprocessing, size=(test.short_side, round(LONG_SIDE * test.short_side)))
-    if entry["task"] == "detect":
-        if test.flip or test.scales != [1.0]:
-            raise WeftError("A detector looks at a picture once; leave out test.flip and test.scales.")
-        heads = model.roi_heads  # torchvision's names
-        heads.score_thresh, heads.nms_thresh, heads.detections_per_img = test.score, test.nms, test.detections
-    common: dict[str, Any] = dict(classes=classes, preprocessing=preprocessing, device=device, dtype=dtype)
-    return DensePredictor(model, make_task(entry["task"], config, has_shapes=shapes, **common), preprocessing, device)
+    config = override(config, settings or {})
+    preprocessing = entry.get("preprocessing")
+    preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
+    if config.test.short_side and not kind.whole_pictures:
+        size = (config.test.short_side, round(LONG_SIDE * config.test.short_side))
+        preprocessing = replace(preprocessing, size=size)
+    facts = TaskFacts(
+        classes=stored.get("label_names") or [str(i) for i in range(stored["num_classes"])],
+        preprocessing=preprocessing,
+        device=where,
+        dtype=dtype,
+        multilabel=bool(entry.get("multilabel", False)),
+        has_shapes=entry.get("head") == WITH_SHAPES,
+    )
+    task = kind.make(config, facts)
+    task.set_up(model)
+    return Predictor(model, task)
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:
@@ -278,52 +233,3 @@ def _for_channels(values: Iterable[float], channels: int) -> tuple[float, ...]:
     """One number for each channel: their mean where there are other channels than the model's authors had."""
     values = tuple(values)
     return values if len(values) == channels else (sum(values) / len(values),) * channels
-
-
-# What `weft eval` looks at --------------------------------------------------------------------------------------
-
-SPLITS = ("val", "test", "all")
-
-
-def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "") -> tuple[Source, np.ndarray, str]:
-    """The source to evaluate on, which of its pictures, and one line that says so.
-
-    Without `data`, or where `data` is what the run was trained on, these are the pictures that it kept for
-    validation. Of other data the validation pictures are taken, or else the test pictures, or else all.
-    """
-    if split:
-        check_choice("split", split, SPLITS)
-    config, own = _data_config(Path(folder)), (Path(folder) / "split.json").is_file()
-    if data and not (own and _same_place(data, config.source)):
-        source, whose = open_configured(config, data), ""
-        parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
-        split = split or next((name for name in parts if len(parts[name])), "all")
-    elif own:
-        source, parts = _own_data(Path(folder), config)
-        whose, split = ", by the run's own split", split or "val"
-    else:
-        raise WeftError(f"{folder} has no data of its own; say which: weft eval {folder} DATA")
-    parts["all"] = np.arange(len(source))
-    if not len(parts[split]):
-        others = [name for name in SPLITS if len(parts[name])]
-        raise WeftError(f"{source.root} has no {split} pictures; choose --split {' or '.join(others)}.")
-    what = {"val": "validation pictures", "test": "test pictures", "all": "pictures"}[split]
-    return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
-
-
-def _data_config(folder: Path) -> DataConfig:
-    """What a run was trained on; of a model folder that is no run, nothing but its task."""
-    if (folder / "config.yaml").is_file():
-        return override(Config(), read_yaml(folder / "config.yaml")).data
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return DataConfig(task=stored.get("weft", {}).get("task", "auto"))
-
-
-def _same_place(data: str, other: str) -> bool:
-    return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
-
-
-def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
-    source = open_configured(config)
-    split = load_split(folder / "split.json", source)
-    return source, {"val": split.val, "test": split.test}

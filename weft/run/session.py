@@ -1,4 +1,4 @@
-"""One sitting of a run: what comes before the loop, and what comes after it.
+"""One session of a run: what comes before the loop, and what comes after it.
 
 A new run opens and checks its data, fills in what nobody said, and writes that down; a resumed run reads what was
 written down and compares. Then both build the same parts, train, evaluate the kept model and write the report.
@@ -31,7 +31,7 @@ from weft.data.sources.source import Source, fingerprint
 from weft.data.split import Split, load_split, make_split, save_split
 from weft.engine.device import World, convert_sync_bn, joined, pick_precision, shard
 from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time
-from weft.engine.log import MetricsFile, Screen, tensorboard
+from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard
 from weft.engine.loop import Stopped, Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer, stretched
 from weft.engine.parts import Parts
@@ -49,24 +49,27 @@ from weft.engine.state import (
 from weft.errors import WeftError, check_writable
 from weft.fast.swap import fast_on
 from weft.files import write_text
-from weft.report.run import write_report
-from weft.run.build import check_name, make_model
+from weft.models.registry import check_name
+from weft.report.run import RunReport, write_report
+from weft.report.text import SCORES
+from weft.run.build import make_model
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
-from weft.run.predictor import evaluate, load
+from weft.run.evaluate import evaluate
+from weft.run.predictor import load
 from weft.run.recipes import find_recipe
+from weft.run.teacher import open_teacher
 from weft.run.train import Run
 from weft.tasks.classify.distill import Distillation
-from weft.tasks.classify.task import balance_weights
+from weft.tasks.classify.loss import balance_weights
+from weft.tasks.detect.choose import WITH_SHAPES
 from weft.tasks.registry import make_task
-from weft.tasks.task import Task
+from weft.tasks.task import Task, TaskFacts
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
     *("run.compile", "run.fast", "run.replay", "run.tensorboard", "run.deterministic", "optim."),
     *("data.workers", "data.bad_files", "data.leaks"),
 )
-
-SCORES = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "box_ap": "box AP", "mask_ap": "mask AP"}
 
 
 @dataclass
@@ -121,9 +124,9 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             preprocessing = world.on_main(
                 lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
             )
-            sitting = Sitting(folder, full, world, data, preprocessing, quiet)
-            sitting.prepare_new()
-            return sitting.train()
+            session = RunSession(folder, full, world, data, preprocessing, quiet)
+            session.prepare_new()
+            return session.train()
 
 
 def absolute_paths(config: Config) -> dict[str, str]:
@@ -268,10 +271,10 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
         world = world.take_device(config.run.device)
         with locked_by_main(world, folder):
             stored = replace(config, model=replace(config.model, init=""))  # the state has the weights
-            sitting = Sitting(folder, stored, world, Data(source, split, report), preprocessing, quiet)
-            sitting.config = sitting.trainer.config = config
-            sitting.prepare_resumed(changed, header)
-            return sitting.train()
+            session = RunSession(folder, stored, world, Data(source, split, report), preprocessing, quiet)
+            session.config = session.trainer.config = config
+            session.prepare_resumed(changed, header)
+            return session.train()
 
 
 @contextlib.contextmanager
@@ -299,7 +302,7 @@ def told_when_full(folder: Path) -> Iterator[None]:
 # Both -----------------------------------------------------------------------------------------------------------
 
 
-class Sitting:
+class RunSession:
     def __init__(
         self, folder: Path, config: Config, world: World, data: Data, preprocessing: Preprocessing, quiet: bool
     ):
@@ -420,34 +423,33 @@ class Sitting:
 
     def make_task(self) -> Task:
         config, source = self.config, self.data.source
-        teacher = None
-        if config.loss.teacher:
-            teacher = Distillation(
-                config.loss,
-                classes=source.classes,
-                preprocessing=self.preprocessing,
-                device=self.world.device,
-                multilabel=source.multilabel,
-            )
-        task = make_task(
-            source.task,
-            config,
+        facts = TaskFacts(
             classes=source.classes,
             preprocessing=self.preprocessing,
             device=self.world.device,
             dtype=self.dtype,
             multilabel=source.multilabel,
-            has_shapes=config.model.head == "mask-rcnn",
+            has_shapes=config.model.head == WITH_SHAPES,
             labels=source.labels[self.data.split.train],
             pixel_counts=self.data.report.pixels or None,
-            distillation=teacher,
+            distillation=self.make_distillation() if config.loss.teacher else None,
         )
-        height, width = self.preprocessing.size
-        if task.name != "classify":
-            height, width = config.augment.img_size, config.augment.long_side or config.augment.img_size
+        task = make_task(source.task, config, facts)
+        height, width = task.training_size
         one = self.preprocessing.channels * height * width * self.preprocessing.depth // 8
         check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
         return task
+
+    def make_distillation(self) -> Distillation:
+        config, source, device = self.config.loss, self.data.source, self.world.device
+        return Distillation(
+            config,
+            open_teacher(config.teacher, device),
+            classes=source.classes,
+            preprocessing=self.preprocessing,
+            device=device,
+            multilabel=source.multilabel,
+        )
 
     # Training and what follows ----------------------------------------------------------------------------------
 
@@ -486,8 +488,9 @@ class Sitting:
         evaluation = evaluate(predictor, data.source, data.split.val, workers=self.config.data.workers)
         results = evaluation.metrics()
         write_text(self.folder / "evaluation.json", json.dumps(results))
-        page = write_report(
-            self.folder,
+        facts = RunReport(
+            folder=self.folder,
+            rows=read_rows(self.folder / METRICS),
             config=self.config,
             evaluation=evaluation,
             source=data.source,
@@ -498,6 +501,7 @@ class Sitting:
             command=self.command,
             predictor=predictor,
         )
+        page = write_report(facts, predictor.task.report)
         name, score = SCORES[self.trainer.task.score], results[self.trainer.task.score]
         said = "undefined" if score is None else f"{score:.2%}"  # where there is no object to find
         self.screen.say(f"{name} {said} on {results['n']:,} pictures; report: {page}")

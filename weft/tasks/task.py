@@ -1,13 +1,43 @@
-"""What training, evaluation and prediction ask of a task: `Classify`, `Segment` and `Detect` answer."""
+"""The interface of a task: all that training, evaluation, prediction and reports ask of one.
 
-from collections.abc import Callable
-from typing import Any, Protocol
+A task is a slice. Its folder has everything that is special about it: `task` (a batch, the loss, inference), `choose`
+(settings that nobody gave), `metrics`, `evaluate`, `predict` and `report`. Whoever works with a task asks it; only
+`weft.tasks.registry` knows tasks by their names.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.config import Config
+from weft.data.given import GivenPictures
 from weft.data.loader import Batch
+from weft.data.preprocessing import Preprocessing
+from weft.data.sources.source import Source
+
+if TYPE_CHECKING:
+    from weft.data.check.findings import DataReport
+    from weft.report.run import RunReport
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a task is made from beside the configuration. Those with a default matter to some tasks, or to training."""
+
+    classes: list[str]  # in the order of the model's answers
+    preprocessing: Preprocessing
+    device: torch.device  # where the model is
+    dtype: torch.dtype = torch.float32  # what its products are computed in
+    multilabel: bool = False  # classify: whether a picture may have several classes
+    has_shapes: bool = False  # detect: whether there are shapes and not only boxes
+    labels: np.ndarray | None = None  # classify: those of the training pictures, for classes that are rare
+    pixel_counts: list[int] | None = None  # segment: training pixels of each class, for the same
+    distillation: Callable[[Tensor, Tensor, float], Tensor] | None = None  # classify: a loss to be added
 
 
 class Meter(Protocol):
@@ -27,21 +57,101 @@ class Meter(Protocol):
 
 
 class Evaluation(Protocol):
-    """What a model says about pictures whose answers are known."""
+    """A model's answers to pictures whose truth is known."""
 
     def metrics(self) -> dict[str, Any]:
         """JSON-ready; has the entries of `Meter.result`, to the last digit."""
         ...
 
+    def lines(self, metrics: dict[str, Any]) -> Iterator[str]:
+        """These numbers as text: the whole, then each class, then what is confused."""
+        ...
+
+
+class Collector(Protocol):
+    """Gathers answers to pictures whose truth is known."""
+
+    source: Source  # the pictures, with targets in the model's classes
+
+    def update(self, answers: Any, batch: Batch) -> None:
+        """`answers`: what `Task.infer` gave for the batch, which has pictures."""
+        ...
+
+    def evaluation(self) -> Evaluation: ...
+
+
+@dataclass(frozen=True)
+class ResultTexts:
+    """Predictions as `weft predict` prints or writes them."""
+
+    json: str
+    csv: str
+    lines: str
+    hint: str = ""  # on what else there is
+
+
+class ResultWriter(Protocol):
+    """Takes predictions in the order of the pictures, and writes masks and overlays where a folder was given."""
+
+    def add(self, index: int, prediction: Any) -> None: ...
+
+    def close(self) -> ResultTexts: ...
+
 
 class Task(Protocol):
-    name: str  # classify, segment or detect
+    name: ClassVar[str]  # classify, segment or detect
+    purpose: ClassVar[str]  # what data are for, in words: "are data to ..."
+    heads: ClassVar[tuple[str, ...]]  # that models may have
+    whole_pictures: ClassVar[bool]  # whether the answer is about a picture as a whole: a timm model gives it alone
+    scores_classes: ClassVar[bool]  # whether the model gives each class a score, for a picture or for each pixel
+    per_pixel: ClassVar[bool]  # whether that is for each pixel
+    writes_pictures: ClassVar[bool]  # whether predictions can be looked at: masks, overlays
+    largest_batch: ClassVar[int]  # that is chosen where nobody said
+    can_replay: ClassVar[bool]  # whether `loss` gives the model one tensor, and launches depend on its shape alone
+    counts_hits: ClassVar[bool]  # whether an answer is right or wrong, so that training has an accuracy
+    eval_batch: ClassVar[int]  # pictures at once in validation, `weft eval` and `weft predict`
+
     classes: list[str]
+    preprocessing: Preprocessing
+    device: torch.device
+    dtype: torch.dtype
+    multilabel: bool  # whether a picture as a whole may have several classes
     score: str  # the entry of `Meter.result` that decides which model is kept; more is better
-    counts_hits: bool  # whether an answer is right or wrong, so that training has an accuracy
-    can_replay: bool  # whether `loss` calls the model with one tensor, and launches depend on its shape alone
-    eval_batch: int  # pictures at once in validation, `weft eval` and `weft predict`
     augmentation: Any  # what the loader gives training pictures to
+
+    # Before there is a model
+
+    @classmethod
+    def make(cls, config: Config, facts: TaskFacts) -> "Task": ...
+
+    @staticmethod
+    def default_recipe(config: Config, pictures: int) -> str:
+        """The recipe for so many training pictures."""
+        ...
+
+    @staticmethod
+    def fill(
+        config: Config, given: Collection[str], report: "DataReport", device: torch.device
+    ) -> tuple[Config, list[str]]:
+        """The settings that nobody gave, and a line on each choice. `given`: those that somebody did."""
+        ...
+
+    @staticmethod
+    def choose_preprocessing(config: Config, report: "DataReport") -> Preprocessing:
+        """Of evaluation, but for mean and standard deviation, which are 0 and 1."""
+        ...
+
+    @staticmethod
+    def check_settings(config: Config) -> None:
+        """Raises for settings that are not for this task."""
+        ...
+
+    # Training
+
+    @property
+    def training_size(self) -> tuple[int, int]:
+        """Height and width of a picture as the readers give it to training, or about that."""
+        ...
 
     def augmented(self, batch: Batch, seed: int) -> Any:
         """The batch's pictures as training sees them, before they are normalised."""
@@ -60,14 +170,44 @@ class Task(Protocol):
         """
         ...
 
-    def infer(self, model: nn.Module, pictures: Any) -> Any:
-        """What the model, in evaluation mode, says about pictures as the preprocessing gives them."""
-        ...
-
     def meter(self) -> Meter: ...
 
     def dummy_batch(self, count: int) -> Batch:
         """A batch of grey pictures with some targets, of the largest size that training has."""
+        ...
+
+    # Use
+
+    def infer(self, model: nn.Module, pictures: Any) -> Any:
+        """The answers of the model, in evaluation mode, to pictures as the preprocessing gives them: one for each."""
+        ...
+
+    def set_up(self, model: nn.Module) -> None:
+        """Prepares a trained model for use as `config.test` says; raises where that makes no sense."""
+        ...
+
+    def explained(self, model: nn.Module) -> nn.Module:
+        """The part of a trained model that `weft explain` looks into."""
+        ...
+
+    def collector(self, source: Source, indices: np.ndarray) -> Collector:
+        """For an evaluation of the pictures at `indices`, whose truth is matched by class name."""
+        ...
+
+    def prediction(self, name: str, answer: Any, batch: Batch, row: int, *, top: int, score: float) -> Any:
+        """One of `infer`'s answers, that to row `row` of the batch, as users get it."""
+        ...
+
+    def unreadable(self, name: str, why: str) -> Any:
+        """The prediction for a picture that could not be read, or not be answered."""
+        ...
+
+    def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> ResultWriter:
+        """What makes texts of the predictions for these pictures and, where `out` is given, files in that folder."""
+        ...
+
+    def report(self, run: "RunReport") -> tuple[str, dict[str, Any]]:
+        """The template of a run's page, and the values it needs beside those that all pages have."""
         ...
 
 

@@ -11,7 +11,8 @@ from weft.catalog.cost import count_macs, count_parameters
 from weft.catalog.papers import PAPERS
 from weft.errors import WeftError
 from weft.fast.fuse import fuse
-from weft.run.build import create, takes_size
+from weft.models.registry import takes_size
+from weft.run.build import create
 from weft.study.ablate.tables import Network
 from weft.study.speed.measure import DTYPES, SpeedSettings, TimedModel, time_in_turns
 from weft.study.speed.models import is_ours

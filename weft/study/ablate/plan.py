@@ -17,13 +17,14 @@ from weft.data.sources.source import fingerprint
 from weft.engine.device import pick_device
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.run.build import check_name
-from weft.run.choose import SMALL, usual_side
+from weft.models.registry import check_name
 from weft.study.ablate.costs import Cost, count_cost, measure_throughput
 from weft.study.ablate.tables import Network, Table, TableRow
 from weft.study.cells.cell import Cell, whole_epochs
 from weft.study.cells.setup import Say, open_study_data
 from weft.study.cells.workers import cores, threads_per_worker, worker_devices
+from weft.tasks.choose import SMALL, usual_side
+from weft.tasks.registry import task_class
 from weft.words import many
 
 PLAN = "plan.json"
@@ -112,7 +113,7 @@ def make_plan(table: Table, request: AblationRequest, device: torch.device, work
     given = {**request.settings, **({"augment.img_size": request.img_size} if request.img_size else {})}
     given |= {"data.source": request.data, "data.fraction": request.fraction}
     study = open_study_data(given, request.recipe, device, say=lambda line: None)
-    dense = study.data.source.task != "classify"
+    dense = not task_class(study.data.source.task).whole_pictures
     affordable = device.type != "cpu" and usual_side(study.data.report) > SMALL
     small = request.model == "nano" or (not request.model and not affordable)
     networks = {row.name: choose_network(table, row, request.model, small) for row in table.rows if not row.missing}

@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.files import write_text
+from weft.report.text import SCORES
 
 RESULT = "result.json"
 LEFT_OUT = "left out: no time"  # a result's error where a cell was not begun
@@ -66,9 +67,6 @@ def whole_epochs(epochs: float, part: float) -> tuple[int, float]:
     if part * epochs > whole:  # more than all pictures
         whole = math.ceil(epochs)
     return whole, part * epochs / whole
-
-
-SCORES = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "mask_ap": "mask AP", "box_ap": "box AP"}
 
 
 def cell_folder(study: Path, cell: Cell) -> Path:

@@ -9,10 +9,11 @@ import torch
 from weft.config import Config, override
 from weft.engine.device import World, pick_device
 from weft.errors import WeftError
-from weft.run.build import check_name, takes_size
+from weft.models.registry import check_name, takes_size
 from weft.run.choose import check_settings, choose_recipe, fill
 from weft.run.recipes import find_recipe
 from weft.run.session import Data, absolute_paths, open_data
+from weft.tasks.registry import task_class
 
 Say = Callable[[str], None]
 OF_EACH_TRAINING = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
@@ -89,7 +90,7 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
     given = {**given, "data.source": data}
     study = open_study_data(given, recipe, pick_device(override(Config(), given).run.device), say)
     source, split = study.data.source, study.data.split
-    if source.task != "classify":
+    if not task_class(source.task).whole_pictures:
         raise WeftError(f"{data} is data to {source.task}; these studies are of classifiers.")
     if not len(split.val):
         raise WeftError(f"{data} has no validation pictures to judge by; name some with --data.val.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.run.build import check_name
+from weft.models.registry import check_name
 from weft.study.cells.setup import Say, prepare_study
 from weft.study.search.pareto import front, kendall_tau
 from weft.study.search.space import Point, Space, read_space

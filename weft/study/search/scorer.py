@@ -8,10 +8,11 @@ import torch
 
 from weft.data.loader import Batch, eval_batches, reading_workers
 from weft.data.split import load_split
-from weft.run.predictor import Predictor, find_pictures, load
+from weft.run.evaluate import find_pictures
+from weft.run.predictor import Predictor, load
 from weft.study.search.space import Point
 from weft.study.search.supernet import Supernet, recalibrate
-from weft.tasks.classify.evaluate import Evaluation
+from weft.tasks.classify.evaluate import ClassifyEvaluation
 
 SCORED = 2000  # validation pictures that a network is scored on, at most: they stay in memory
 CALIBRATION = 8  # batches of training pictures from which a network's BatchNorm gets its statistics
@@ -23,7 +24,6 @@ class SupernetScorer:
 
     def __init__(self, run: Path, device: str, seed: int):
         predictor = load(run, device)
-        assert isinstance(predictor, Predictor)
         assert isinstance(predictor.model, Supernet)
         self.predictor, self.supernet = predictor, predictor.model
         source, val, _ = find_pictures(run, split="val")
@@ -41,11 +41,12 @@ class SupernetScorer:
     def __call__(self, point: Point) -> dict[str, Any]:
         """The metrics of `weft eval` for the network at a point."""
         whole, network = self.predictor, self.supernet.subnet(point)
-        with torch.autocast(whole.device.type, whole.dtype, enabled=whole.dtype != torch.float32):
-            pictures = (batch.pictures.to(whole.device) for batch in self.calibration)
-            recalibrate(network, (whole.preprocessing.normalise(batch) for batch in pictures))
-        judge = Predictor(network, whole.preprocessing, whole.classes, whole.multilabel, whole.device, whole.dtype)
-        logits = np.concatenate([judge.logits(batch.pictures).cpu().numpy() for batch in self.judged])
+        task = whole.task
+        with torch.autocast(task.device.type, task.dtype, enabled=task.dtype != torch.float32):
+            pictures = (batch.pictures.to(task.device) for batch in self.calibration)
+            recalibrate(network, (task.preprocessing.normalise(batch) for batch in pictures))
+        judge = Predictor(network, task)
+        logits = np.concatenate([judge.infer(batch.pictures).float().cpu().numpy() for batch in self.judged])
         labels = np.concatenate([batch.labels.numpy() for batch in self.judged])
         labels = labels.astype(bool) if whole.multilabel else labels
-        return Evaluation([""] * len(labels), whole.classes, whole.multilabel, logits, labels).metrics()
+        return ClassifyEvaluation([""] * len(labels), whole.classes, whole.multilabel, logits, labels).metrics()

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.catalog.cost import count_macs, count_parameters
 from weft.errors import WeftError
-from weft.run.build import takes_size
+from weft.models.registry import takes_size
 from weft.study.search.space import Point, Space
 
 NAME = "weft_supernet"

@@ -9,8 +9,7 @@ import timm
 from torch import Tensor, nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models.registry import list_models
-from weft.run.build import check_name, takes_size
+from weft.models.registry import check_name, list_models, takes_size
 
 HUGGING_FACE = {"hf:cvt-13": [1, 2, 10], "hf:cvt-21": [1, 4, 16]}  # blocks of the three stages
 

@@ -5,17 +5,26 @@ weights of 0.8 and 0.2). Hard: the teacher's decision is a label (DeiT, half and
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Protocol
 
-import timm
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.config import LossConfig
 from weft.data.preprocessing import Preprocessing
-from weft.errors import WeftError, did_you_mean
-from weft.run.predictor import Predictor, load, timms_preprocessing
+from weft.errors import WeftError
+
+
+class Teacher(Protocol):
+    """A classifier with its own preprocessing, such as a `Predictor`."""
+
+    model: nn.Module
+    classes: list[str]
+    preprocessing: Preprocessing
+
+    @property
+    def multilabel(self) -> bool: ...
 
 
 class Distillation:
@@ -27,6 +36,7 @@ class Distillation:
     def __init__(
         self,
         config: LossConfig,
+        teacher: Teacher,
         *,
         classes: Sequence[str],
         preprocessing: Preprocessing,
@@ -36,7 +46,6 @@ class Distillation:
         self.hard, self.temperature = config.distill == "hard", config.temperature
         if self.temperature <= 0:
             raise WeftError(f"loss.temperature={self.temperature:g} is no positive number.")
-        teacher = open_teacher(config.teacher, device)
         if multilabel or teacher.multilabel:
             raise WeftError(f"loss.teacher={config.teacher}: distillation needs one label per picture.")
         _check_classes(config.teacher, teacher.classes, classes)
@@ -71,27 +80,6 @@ class Distillation:
             x = F.interpolate(x, self.size, mode="bicubic", antialias=True)
         with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
             return self.teacher(x).float()
-
-
-def open_teacher(name: str, device: torch.device) -> Predictor:
-    """A run or model folder, or a model of timm's with its pretrained weights."""
-    if Path(name).is_dir():
-        teacher = load(name, device=str(device))
-        if not isinstance(teacher, Predictor):
-            raise WeftError(f"loss.teacher={name} is no classifier.")
-        return teacher
-    bare = name.split(".")[0]
-    if not timm.is_model(bare):
-        hint = did_you_mean(bare, timm.list_models())
-        raise WeftError(f"loss.teacher={name!r} is neither a run folder nor a model of timm's.{hint}")
-    try:
-        model = timm.create_model(name, pretrained=True)
-    except Exception as error:  # whatever a download or a cache raises
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeftError(f"loss.teacher={name}: no pretrained weights can be had: {why}") from error
-    cfg: dict = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
-    names = cfg.get("label_names") or [str(i) for i in range(cfg["num_classes"])]
-    return Predictor(model, timms_preprocessing(model), list(names), False, device)
 
 
 def _check_classes(name: str, known: Sequence[str], classes: Sequence[str]) -> None:

@@ -1,14 +1,19 @@
-"""What a classifier gets right and wrong, and whether its probabilities can be believed."""
+"""Evaluation of a classifier: right and wrong answers, and whether its probabilities can be believed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.tasks.classify.task import Meter, average_precisions, mean_over, micro_f1
+from weft.data.loader import Batch
+from weft.data.sources.renamed import relabelled
+from weft.data.sources.source import Source
+from weft.errors import WeftError
+from weft.report.text import columns, confusion_line
+from weft.tasks.classify.metrics import ClassifyMeter, average_precisions, mean_over, micro_f1
 
 BINS = 15  # of equal width, for the calibration error
 MATRIX_CLASSES = 200  # with more classes only the most confused pairs are kept
@@ -27,7 +32,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Confusion:
     """Pictures of one class that were taken for another."""
 
     truth: str
@@ -37,7 +42,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ClassifyEvaluation:
     """What a model said about pictures whose labels are known."""
 
     names: list[str]
@@ -47,18 +52,37 @@ class Evaluation:
     labels: np.ndarray  # (N,) int64; or (N, classes) bool where multi-label
 
     def metrics(self) -> dict[str, Any]:
-        """All numbers, ready for JSON. Loss, top-1 and top-5, or loss and mAP, are those of `Meter`, to the last digit.
+        """All numbers, ready for JSON; loss, top-1 and top-5, or mAP, are those of `ClassifyMeter`, to the last digit.
 
         A class without pictures has zeros, an `n` of 0, and no part in means over classes.
 
         `temperature` is fitted on these very pictures, so `ece_after_temperature` is what it can reach at best; on
         other pictures it is somewhat larger.
         """
-        meter = Meter(len(self.classes), self.multilabel)
+        meter = ClassifyMeter(len(self.classes), self.multilabel)
         for start in range(0, len(self.logits), 1024):  # not all at once: float64 takes twice the memory
             part = slice(start, start + 1024)
             meter.add(torch.from_numpy(self.logits[part]), torch.from_numpy(self.labels[part]))
         return {"n": len(self.names), **(self._multi_label(meter) if self.multilabel else self._single_label(meter))}
+
+    def lines(self, metrics: dict[str, Any]) -> Iterator[str]:
+        if self.multilabel:
+            f1 = f"F1 {metrics['f1_micro']:.4f} over all labels, {metrics['f1_macro']:.4f} as mean of the classes"
+            yield f"mAP {metrics['map']:.4f}   {f1}   loss {metrics['loss']:.4f}"
+        else:
+            low, high = metrics["top1_interval"]
+            top5 = f"   top-5 {metrics['top5']:.2%}" if "top5" in metrics else ""
+            interval = f"(95 % interval {low:.2%} to {high:.2%})"
+            yield f"top-1 {metrics['top1']:.2%} {interval}{top5}   loss {metrics['loss']:.4f}"
+            yield (
+                f"calibration error {metrics['ece']:.4f}; {metrics['ece_after_temperature']:.4f} with logits divided by"
+                f" {metrics['temperature']:.3f}, a temperature fitted on these pictures"
+            )
+        yield ""
+        keys = [key for key in ("ap", "precision", "recall", "f1") if key in metrics["per_class"][0]]
+        rows = [[row["name"], f"{row['n']:,}", *(f"{row[key]:.3f}" for key in keys)] for row in metrics["per_class"]]
+        yield from columns([["class", "pictures", *keys], *rows], right=range(1, 2 + len(keys)))
+        yield from confusion_line(metrics.get("confused_pairs", []), lambda pair: str(pair["n"]))
 
     def worst(self, k: int) -> list[Mistake]:
         """The `k` mistakes that the model was surest of; of several labels the surest wrong decision counts."""
@@ -77,7 +101,7 @@ class Evaluation:
             for i in order[:k]
         ]
 
-    def confused_pairs(self, k: int) -> list[Pair]:
+    def confused_pairs(self, k: int) -> list[Confusion]:
         """The `k` pairs of classes that are most often taken for each other, in this direction; single-label only."""
         wrong = np.flatnonzero(self._said != self.labels)
         keys, of, counts = np.unique(
@@ -87,12 +111,12 @@ class Evaluation:
         for which in np.argsort(-counts, kind="stable")[:k]:
             truth, said = divmod(int(keys[which]), len(self.classes))
             index = wrong[of == which].tolist()
-            pairs.append(Pair(self.classes[truth], self.classes[said], int(counts[which]), index))
+            pairs.append(Confusion(self.classes[truth], self.classes[said], int(counts[which]), index))
         return pairs
 
     # Single-label -----------------------------------------------------------------------------------------------
 
-    def _single_label(self, meter: Meter) -> dict[str, Any]:
+    def _single_label(self, meter: ClassifyMeter) -> dict[str, Any]:
         result = meter.result()
         n, right = len(self.labels), round(result["top1"] * len(self.labels))
         counts = [np.bincount(x, minlength=len(self.classes)) for x in (self.labels, self._said, self._hits)]
@@ -149,7 +173,7 @@ class Evaluation:
 
     # Multi-label ------------------------------------------------------------------------------------------------
 
-    def _multi_label(self, meter: Meter) -> dict[str, Any]:
+    def _multi_label(self, meter: ClassifyMeter) -> dict[str, Any]:
         result, said = meter.result(), self.logits > 0  # a probability above one half
         counts = [x.sum(axis=0) for x in (self.labels, said, self.labels & said)]
         per_class = self._per_class(*counts)
@@ -248,3 +272,41 @@ def _chunks(logits: np.ndarray) -> Iterator[Tensor]:
     rows = max(1, CHUNK // max(1, logits.shape[1]))
     for start in range(0, len(logits), rows):
         yield torch.from_numpy(logits[start : start + rows]).double().nan_to_num(nan=0.0, posinf=1e30, neginf=-1e30)
+
+
+class ClassifyCollector:
+    """Logits and labels of the pictures at `indices`, in the model's classes; unreadable pictures are left out."""
+
+    def __init__(self, source: Source, indices: np.ndarray, classes: list[str], multilabel: bool):
+        self.source, self.indices, self.classes, self.multilabel = source, indices, classes, multilabel
+        self.truth, self.valid = self._truth()
+        self.row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
+        self.logits, self.rows = [np.zeros((0, len(classes)), np.float32)], []
+
+    def update(self, answers: Tensor, batch: Batch) -> None:
+        self.logits.append(answers.float().cpu().numpy())
+        self.rows += [self.row[index] for index in batch.index.tolist()]
+
+    def evaluation(self) -> ClassifyEvaluation:
+        if not self.rows:
+            raise WeftError(f"{self.source.root}: none of the {len(self.indices)} pictures to evaluate can be read.")
+        logits, labels = np.concatenate(self.logits), self.truth[self.rows]
+        if self.valid is not None:
+            labels = nearest_valid(logits, self.valid[self.rows])
+        names = [self.source.names[self.indices[i]] for i in self.rows]
+        return ClassifyEvaluation(names, self.classes, self.multilabel, logits, labels)
+
+    def _truth(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Labels, and all labels that count as right where the source has several, in the model's classes."""
+        source, classes = self.source, self.classes
+        numbered = classes == [str(i) for i in range(len(classes))]
+        if numbered and len(source.classes) == len(classes):
+            classes = source.classes  # a published model without names: the order of the classes is all there is
+        if source.multilabel and not self.multilabel:
+            raise WeftError(f"{source.root} has several labels per picture; the model was trained on one.")
+        labels = relabelled(source, classes, self.indices)
+        if self.multilabel and not source.multilabel:
+            labels = np.eye(len(classes), dtype=bool)[labels]
+        if source.valid is None:
+            return labels, None
+        return labels, relabelled(replace(source, labels=source.valid, multilabel=True), classes, self.indices)

@@ -1,4 +1,4 @@
-"""What is special in the report of a classifier: names, confusions, calibration."""
+"""The report of a classifier: names, confusions, calibration."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,14 +8,13 @@ import torch
 from weft.report.charts import Chart, line_chart
 from weft.report.overlay import visible
 from weft.report.page import data_uri
-from weft.report.run import History, counts, curves, percent
+from weft.report.run import History, RunReport, counts, curves, percent
 
 if TYPE_CHECKING:
-    from weft.data.loader import Batch
     from weft.data.preprocessing import Preprocessing
     from weft.data.sources.source import Source
     from weft.data.split import Split
-    from weft.tasks.classify.evaluate import Evaluation
+    from weft.tasks.classify.evaluate import ClassifyEvaluation
 
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
 MANY_CLASSES = 20  # from so many on, top-5 says something
@@ -24,34 +23,26 @@ PAIRS, PAIRS_ALONE, PAIR_PICTURES = 5, 12, 6  # confused pairs beside a matrix a
 SIDE = 128  # pixels of a thumbnail, which is shown smaller
 
 
-def classify_values(
-    metrics: dict[str, Any],
-    evaluation: "Evaluation",
-    source: "Source",
-    split: "Split",
-    preprocessing: "Preprocessing",
-    augmented: "Batch",
-    seed: int,
-    history: History,
-) -> dict[str, Any]:
-    """What `templates/report.html.j2` needs beside what all reports have."""
-    album = Album(evaluation, source, split, preprocessing)
+def classify_values(run: RunReport) -> dict[str, Any]:
+    """Values of `templates/report.html.j2` beside those that all reports have."""
+    metrics, evaluation = run.metrics, run.evaluation
+    album = EvaluationPictures(evaluation, run.source, run.split, run.preprocessing)
     matrix = not evaluation.multilabel and len(evaluation.classes) <= MATRIX_CLASSES
     return dict(
         verdict=verdict(metrics, evaluation),
-        charts=score_curves(history, many_classes=len(evaluation.classes) >= MANY_CLASSES),
+        charts=score_curves(run.history, many_classes=len(evaluation.classes) >= MANY_CLASSES),
         matrix=matrix,
         per_class=worst_first(metrics),
         pairs=album.pairs(PAIRS if matrix else PAIRS_ALONE, PAIR_PICTURES),
         mistakes=album.mistakes(MISTAKES),
-        predictions=album.random(PREDICTIONS, seed),
-        augmented=[data_uri(visible(picture), SIDE) for picture in augmented.pictures[:AUGMENTED]],
+        predictions=album.random(PREDICTIONS, run.config.run.seed),
+        augmented=[data_uri(visible(picture), SIDE) for picture in run.augmented.pictures[:AUGMENTED]],
         calibration=None if evaluation.multilabel else reliability_chart(metrics),
-        counts=counts(source, split),
+        counts=counts(run.source, run.split),
     )
 
 
-def verdict(metrics: dict[str, Any], evaluation: "Evaluation") -> list[str]:
+def verdict(metrics: dict[str, Any], evaluation: "ClassifyEvaluation") -> list[str]:
     """The result in plain sentences."""
     seen = [row for row in metrics["per_class"] if row["n"]]
     if not seen:
@@ -100,10 +91,12 @@ def worst_first(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(metrics["per_class"], key=lambda row: (row["n"] == 0, row[key]))
 
 
-class Album:
+class EvaluationPictures:
     """Pictures of the evaluation, as the model saw them, with what it said."""
 
-    def __init__(self, evaluation: "Evaluation", source: "Source", split: "Split", preprocessing: "Preprocessing"):
+    def __init__(
+        self, evaluation: "ClassifyEvaluation", source: "Source", split: "Split", preprocessing: "Preprocessing"
+    ):
         self.evaluation, self.source, self.preprocessing = evaluation, source, preprocessing
         self.where = {source.names[i]: int(i) for i in split.val}
 

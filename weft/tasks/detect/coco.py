@@ -27,7 +27,7 @@ RECALL_STEPS = 101
 
 
 @dataclass(frozen=True)
-class Found:
+class Detections:
     """What was found in one picture, in pixels of the picture on disk."""
 
     boxes: np.ndarray  # (n, 4) float32: left, top, right, bottom
@@ -38,20 +38,20 @@ class Found:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def only(self, which: np.ndarray) -> "Found":
+    def only(self, which: np.ndarray) -> "Detections":
         """Those that are chosen by (n,) bool."""
         masks = [mask for mask, chosen in zip(self.masks, which, strict=False) if chosen]
-        return Found(self.boxes[which], self.labels[which], self.scores[which], masks)
+        return Detections(self.boxes[which], self.labels[which], self.scores[which], masks)
 
 
-def restore(answer: dict[str, Tensor], shown: tuple[int, int], size: tuple[int, int]) -> Found:
+def restore(answer: dict[str, Tensor], shown: tuple[int, int], size: tuple[int, int]) -> Detections:
     """A detector's answer to a picture that it was shown at one size, at the picture's own: (height, width) each."""
     height, width = (own / seen for own, seen in zip(size, shown, strict=True))
     answer = {key: value.detach().float().cpu() for key, value in answer.items()}
     boxes = answer["boxes"] * answer["boxes"].new_tensor([width, height, width, height])
     with one_thread():
         masks = pasted(answer["masks"], boxes, size) if "masks" in answer else []
-    return Found(boxes.numpy(), answer["labels"].long().numpy() - 1, answer["scores"].numpy(), masks)
+    return Detections(boxes.numpy(), answer["labels"].long().numpy() - 1, answer["scores"].numpy(), masks)
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def run_lengths(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
     return {"size": list(size), "counts": pack(runs if runs[-1] else runs[:-1])}
 
 
-def overlaps(found: Found, truth: Objects, size: tuple[int, int], kind: Kind) -> np.ndarray:
+def overlaps(found: Detections, truth: Objects, size: tuple[int, int], kind: Kind) -> np.ndarray:
     """(found, truth) intersection over union; of a crowd, the part of what was found that lies in it."""
     if not len(found) or not len(truth):
         return np.zeros((len(found), len(truth)))
@@ -109,7 +109,7 @@ class Precision:
 
     def __init__(
         self,
-        found: Sequence[Found],
+        found: Sequence[Detections],
         truth: Sequence[Objects],
         sizes: Sequence[tuple[int, int]],
         classes: int,
@@ -161,7 +161,7 @@ def _true_objects(truth: Objects, picture: int, size: tuple[int, int], kind: Kin
         yield {**row, "iscrowd": int(truth.crowd[i])} | ({"segmentation": masks[i]} if masks else {})
 
 
-def _answers(found: Found, picture: int, kind: Kind) -> Iterator[dict[str, Any]]:
+def _answers(found: Detections, picture: int, kind: Kind) -> Iterator[dict[str, Any]]:
     boxes = _corner_and_size(found.boxes)
     areas = _library().mask.area(found.masks) if kind == "mask" and len(found) else [w * h for _, _, w, h in boxes]
     for i in range(len(found)):

@@ -1,20 +1,20 @@
-"""What a detector finds and misses."""
+"""Evaluation of a detector: objects found and missed."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor
 
 from weft.data.boxes.objects import Objects
-from weft.data.loader import eval_batches
+from weft.data.loader import Batch
+from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Source
-from weft.tasks.detect.coco import DETECTIONS, RECALL_STEPS, Found, Kind, Precision, overlaps
-
-if TYPE_CHECKING:
-    from weft.tasks.detect.task import Detect
+from weft.report.text import columns, number
+from weft.tasks.detect.coco import DETECTIONS, RECALL_STEPS, Detections, Kind, Precision, overlaps
+from weft.tasks.detect.metrics import DetectMeter
 
 SURE = 0.5  # answers of at least this score count in a picture's own score
 SAME = 0.5  # and are right from this intersection over union on
@@ -26,7 +26,7 @@ class DetectEvaluation:
 
     names: list[str]
     classes: list[str]
-    found: list[Found]
+    found: list[Detections]
     truth: list[Objects]
     sizes: list[tuple[int, int]]  # height, width
     masks: bool  # whether masks are measured, too
@@ -57,6 +57,18 @@ class DetectEvaluation:
         ]
         return numbers
 
+    def lines(self, metrics: dict[str, Any]) -> Iterator[str]:
+        kinds = [kind for kind in self.kinds if metrics[f"{kind}_ap"] is not None]
+        parts = {"": "AP", "50": "AP50", "75": "AP75", "_small": "small", "_medium": "medium", "_large": "large"}
+        rows = [[kind, *(number(metrics[f"{kind}_ap{key}"]) for key in parts)] for kind in kinds or self.kinds[:1]]
+        yield from columns([["", *parts.values()], *rows], right=range(1, 7))
+        yield ""
+        rows = [
+            [row["name"], f"{row['n']:,}", *(number(row[f"{kind}_ap"]) for kind in kinds)]
+            for row in metrics["per_class"]
+        ]
+        yield from columns([["class", "objects", *(f"{kind} AP" for kind in kinds)], *rows], right=range(1, 4))
+
     @cached_property
     def precisions(self) -> dict[Kind, Precision]:
         columns = self.found, self.truth, self.sizes
@@ -77,14 +89,14 @@ class DetectEvaluation:
         lines = {kind: p.curve(SAME).tolist() for kind, p in self.precisions.items()}
         return {"recall": np.linspace(0, 1, RECALL_STEPS).tolist(), **lines}
 
-    def _f1(self, found: Found, truth: Objects, size: tuple[int, int]) -> float:
+    def _f1(self, found: Detections, truth: Objects, size: tuple[int, int]) -> float:
         sure = found.only(found.scores >= SURE)
         hits, ignored = matched(sure, truth, overlaps(sure, truth, size, self.kinds[-1]))
         wrong, missed = len(sure) - hits - ignored, int((~truth.crowd).sum()) - hits
         return 2 * hits / (2 * hits + wrong + missed) if hits + wrong + missed else 1.0
 
 
-def matched(found: Found, truth: Objects, iou: np.ndarray) -> tuple[int, int]:
+def matched(found: Detections, truth: Objects, iou: np.ndarray) -> tuple[int, int]:
     """How many answers hit an object, and how many lie in a crowd instead, which is neither right nor wrong.
 
     The surest answer chooses first, the object of its class that it overlaps most of those that are left.
@@ -100,28 +112,16 @@ def matched(found: Found, truth: Objects, iou: np.ndarray) -> tuple[int, int]:
     return hits, ignored
 
 
-def collect(
-    task: "Detect",
-    model: nn.Module,
-    source: Source,
-    indices: np.ndarray,
-    *,
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> DetectEvaluation:
-    """What the model, in evaluation mode, finds in the pictures of a source; unreadable ones are left out.
+class DetectCollector:
+    """Objects found in the pictures of a source, and true ones; unreadable pictures are left out."""
 
-    `progress` is called with the number of pictures done and of all pictures.
-    """
-    meter, done = task.meter(), 0
-    batches = eval_batches(
-        source, task.preprocessing, indices, batch=task.eval_batch, workers=workers, pin=task.device.type == "cuda"
-    )
-    for batch in batches:
-        if len(batch.pictures):
-            meter.update(task.infer(model, batch.pictures), batch)
-        done += len(batch.pictures) + len(batch.bad)
-        if progress:
-            progress(done, len(indices))
-    names = [source.names[index] for index in sorted(meter.rows)]
-    return DetectEvaluation(names, task.classes, *meter.columns(), masks=task.has_shapes, most=task.most)
+    def __init__(self, source: Source, classes: list[str], meter: DetectMeter, masks: bool):
+        self.source, self.classes, self.meter, self.masks = in_classes(source, classes), classes, meter, masks
+
+    def update(self, answers: list[dict[str, Tensor]], batch: Batch) -> None:
+        self.meter.update(answers, batch)
+
+    def evaluation(self) -> DetectEvaluation:
+        names = [self.source.names[index] for index in sorted(self.meter.rows)]
+        columns = self.meter.columns()
+        return DetectEvaluation(names, self.classes, *columns, masks=self.masks, most=self.meter.most)

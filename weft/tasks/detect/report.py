@@ -1,43 +1,30 @@
-"""What is special in the report of a detector: objects painted over pictures, average precision."""
+"""The report of a detector: objects painted over pictures, average precision."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weft.data.boxes.shapes import draw
 from weft.report.album import SIDE, TRAINING, WORST, Album, Panels, css, fitted, nearest, resized, weakest
 from weft.report.charts import line_chart
 from weft.report.overlay import colours, paint_objects, visible
 from weft.report.page import data_uri
-from weft.report.run import History, counts, curves, percent
+from weft.report.run import RunReport, counts, curves, percent
+from weft.tasks.detect.coco import overlaps
+from weft.tasks.detect.evaluate import SURE, DetectEvaluation, matched
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from weft.data.loader import Batch
-    from weft.data.preprocessing import Preprocessing
-    from weft.data.sources.source import Source
-    from weft.data.split import Split
-    from weft.tasks.detect.evaluate import DetectEvaluation
 
 LEGEND = 24  # classes; of more the names beside the objects say enough
 KINDS = {"box": "boxes", "mask": "masks"}
 SIZES = {"": "AP", "50": "AP50", "75": "AP75", "_small": "small", "_medium": "medium", "_large": "large"}
 
 
-def detect_values(
-    metrics: dict[str, Any],
-    evaluation: "DetectEvaluation",
-    source: "Source",
-    split: "Split",
-    preprocessing: "Preprocessing",
-    augmented: "Batch",
-    seed: int,
-    history: History,
-) -> dict[str, Any]:
-    """What `templates/report_detect.html.j2` needs beside what all reports have."""
-    from weft.tasks.detect.evaluate import SURE
-
+def detect_values(run: RunReport) -> dict[str, Any]:
+    """Values of `templates/report_detect.html.j2` beside those that all reports have."""
+    metrics, evaluation = run.metrics, run.evaluation
     classes, kinds = evaluation.classes, evaluation.kinds
     table = css(colours(len(classes))) if len(classes) > 1 else []
     tallies = [tally(evaluation, row) for row in range(len(evaluation.names))]
@@ -56,14 +43,14 @@ def detect_values(
         hits, said, true = tallies[row]
         return f"F1 {evaluation.scores[row]:.2f}: {hits} of {true} found, {said - hits} wrong"
 
-    album = Album(evaluation.names, source, split, preprocessing, panels, text)
-    examples = list(zip(augmented.pictures, augmented.labels, strict=True))[:TRAINING]
+    album = Album(evaluation.names, run.source, run.split, run.preprocessing, panels, text)
+    examples = list(zip(run.augmented.pictures, run.augmented.labels, strict=True))[:TRAINING]
     rows = [{**row, "colour": table[i] if table else ""} for i, row in enumerate(metrics["per_class"])]
     deciding, lines = f"{kinds[-1]}_ap", evaluation.curves()
     hits, said, true = np.sum(tallies, axis=0).tolist()
     return dict(
         verdict=detect_verdict(metrics, hits, said, true),
-        charts=curves(history, {f"AP of {KINDS[kind]}": f"val_{kind}_ap" for kind in reversed(kinds)}),
+        charts=curves(run.history, {f"AP of {KINDS[kind]}": f"val_{kind}_ap" for kind in reversed(kinds)}),
         kinds=kinds,
         names=KINDS,
         sizes=SIZES,
@@ -78,11 +65,11 @@ def detect_values(
         ),
         per_class=sorted(rows, key=lambda row: (row[deciding] is None, row[deciding])),
         worst=album.strips(evaluation.worst(WORST)),
-        random=album.random(seed),
+        random=album.random(run.config.run.seed),
         augmented=[data_uri(_example(picture, target, classes), SIDE) for picture, target in examples],
         colours=table if len(table) <= LEGEND else [],
         panels=3,
-        counts=counts(source, split),
+        counts=counts(run.source, run.split),
     )
 
 
@@ -101,11 +88,8 @@ def detect_verdict(metrics: dict[str, Any], hits: int, said: int, true: int) -> 
     ]
 
 
-def tally(evaluation: "DetectEvaluation", row: int) -> tuple[int, int, int]:
+def tally(evaluation: DetectEvaluation, row: int) -> tuple[int, int, int]:
     """Of one picture: objects found, sure answers, objects. Answers in a crowd do not count."""
-    from weft.tasks.detect.coco import overlaps
-    from weft.tasks.detect.evaluate import SURE, matched
-
     found, truth = evaluation.found[row], evaluation.truth[row]
     sure = found.only(found.scores >= SURE)
     hits, ignored = matched(sure, truth, overlaps(sure, truth, evaluation.sizes[row], evaluation.kinds[-1]))
@@ -121,8 +105,6 @@ def painted(
     classes: Sequence[str],
 ) -> np.ndarray:
     """Objects with COCO shapes, or none, over a picture of their size (H, W, C), as large as it is shown."""
-    from weft.data.boxes.shapes import draw
-
     height, width = picture.shape[:2]
     masks = np.stack([nearest(draw(shape, height, width)) for shape in shapes]) if shapes else None
     return paint_objects(resized(picture), boxes * _factors(picture), labels, scores, masks, classes)

@@ -1,18 +1,27 @@
-"""Detection and instance segmentation: torchvision's losses, and average precision at the pictures' own size."""
+"""Detection and instance segmentation: torchvision's losses, boxes and masks in pixels of the given pictures."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.config import Config
-from weft.data.boxes.objects import Objects
+from weft.data.augment.pairs import DetectAugmentation
+from weft.data.given import GivenPictures
 from weft.data.loader import Batch
 from weft.data.preprocessing import Preprocessing
-from weft.tasks.detect.coco import Found, Kind, Precision, restore
-from weft.tasks.task import to_device
+from weft.data.sources.source import Source
+from weft.errors import WeftError
+from weft.report.run import RunReport
+from weft.tasks.detect import choose
+from weft.tasks.detect.evaluate import DetectCollector
+from weft.tasks.detect.metrics import DetectMeter
+from weft.tasks.detect.predict import ObjectPrediction, ObjectWriter, located
+from weft.tasks.detect.report import detect_values
+from weft.tasks.task import TaskFacts, to_device
 
 EVAL_BATCH = 8  # of validation, `weft eval` and `weft predict` alike
 DUMMY_OBJECTS = 32  # in each picture of a dummy batch
@@ -21,9 +30,12 @@ DUMMY_OBJECTS = 32  # in each picture of a dummy batch
 class Detect:
     """The task of `make_detector`'s models."""
 
-    name, counts_hits = "detect", False
+    name, purpose = "detect", "detect objects"
+    heads, whole_pictures, writes_pictures = choose.HEADS, False, True
+    scores_classes, per_pixel = False, False
+    largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, False
     can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
-    eval_batch = EVAL_BATCH
+    multilabel = False
 
     def __init__(
         self,
@@ -35,12 +47,33 @@ class Detect:
         dtype: torch.dtype,
         has_shapes: bool,
     ) -> None:
-        from weft.data.augment.pairs import DetectAugmentation
-
-        self.classes, self.preprocessing, self.device, self.dtype = classes, preprocessing, device, dtype
-        self.has_shapes, self.most = has_shapes, config.test.detections
+        self.config, self.classes, self.preprocessing = config, classes, preprocessing
+        self.device, self.dtype, self.has_shapes = device, dtype, has_shapes
         self.augmentation = DetectAugmentation(config.augment, preprocessing)
         self.score = "mask_ap" if has_shapes else "box_ap"
+
+    @classmethod
+    def make(cls, config: Config, facts: TaskFacts) -> "Detect":
+        return cls(
+            config,
+            classes=facts.classes,
+            preprocessing=facts.preprocessing,
+            device=facts.device,
+            dtype=facts.dtype,
+            has_shapes=facts.has_shapes,
+        )
+
+    default_recipe = staticmethod(choose.default_recipe)
+    fill = staticmethod(choose.fill)
+    choose_preprocessing = staticmethod(choose.choose_preprocessing)
+    check_settings = staticmethod(choose.check_settings)
+
+    # Training ---------------------------------------------------------------------------------------------------
+
+    @property
+    def training_size(self) -> tuple[int, int]:
+        augment = self.config.augment
+        return augment.img_size, augment.long_side or augment.img_size
 
     def augmented(self, batch: Batch, seed: int) -> list[Tensor]:
         """(C, h, w) pictures on the device, of any size."""
@@ -66,6 +99,23 @@ class Detect:
         loss = torch.stack([loss.float() for loss in losses.values()]).sum()
         return loss * (len(x) / denominator), torch.zeros_like(loss)
 
+    def meter(self) -> DetectMeter:
+        return DetectMeter(len(self.classes), self.has_shapes, self.config.test.detections)
+
+    def dummy_batch(self, count: int) -> Batch:
+        """Grey pictures with objects side by side."""
+        height, width = self._largest()
+        dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
+        grey = torch.full((self.preprocessing.channels, height, width), 0.5).mul(255 if dtype == torch.uint8 else 1)
+        edges = torch.linspace(0, width, DUMMY_OBJECTS + 1)
+        boxes = torch.stack([edges[:-1], edges[:-1] * 0, edges[1:], edges[1:] * 0 + height], dim=1)
+        target = {"boxes": boxes, "labels": torch.zeros(DUMMY_OBJECTS, dtype=torch.int64)}
+        if self.has_shapes:
+            target["masks"] = torch.ones(DUMMY_OBJECTS, height, width, dtype=torch.uint8)
+        return Batch([grey.to(dtype)] * count, [target] * count, torch.arange(count), [])
+
+    # Use --------------------------------------------------------------------------------------------------------
+
     @torch.no_grad()
     def infer(self, model: nn.Module, pictures: Tensor | Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """Boxes, labels from 1 on, scores and (n, 1, 28, 28) masks, on the device, in pixels of the given pictures.
@@ -81,20 +131,35 @@ class Detect:
                     answers[i] = answer
         return answers
 
-    def meter(self) -> "DetectMeter":
-        return DetectMeter(len(self.classes), self.has_shapes, self.most)
+    def set_up(self, model: nn.Module) -> None:
+        """Gives the settings of use to torchvision's detector."""
+        test = self.config.test
+        if test.flip or test.scales != [1.0]:
+            raise WeftError("A detector looks at a picture once; leave out test.flip and test.scales.")
+        heads: Any = model.roi_heads  # torchvision's names
+        heads.score_thresh, heads.nms_thresh, heads.detections_per_img = test.score, test.nms, test.detections
 
-    def dummy_batch(self, count: int) -> Batch:
-        """Grey pictures with objects side by side."""
-        height, width = self._largest()
-        dtype = torch.uint8 if self.preprocessing.depth == 8 else torch.float32
-        grey = torch.full((self.preprocessing.channels, height, width), 0.5).mul(255 if dtype == torch.uint8 else 1)
-        edges = torch.linspace(0, width, DUMMY_OBJECTS + 1)
-        boxes = torch.stack([edges[:-1], edges[:-1] * 0, edges[1:], edges[1:] * 0 + height], dim=1)
-        target = {"boxes": boxes, "labels": torch.zeros(DUMMY_OBJECTS, dtype=torch.int64)}
-        if self.has_shapes:
-            target["masks"] = torch.ones(DUMMY_OBJECTS, height, width, dtype=torch.uint8)
-        return Batch([grey.to(dtype)] * count, [target] * count, torch.arange(count), [])
+    def explained(self, model: nn.Module) -> nn.Module:
+        """The backbone: what is behind it depends on proposals."""
+        return model.backbone  # pyright: ignore[reportReturnType]
+
+    def collector(self, source: Source, indices: np.ndarray) -> DetectCollector:
+        return DetectCollector(source, self.classes, self.meter(), self.has_shapes)
+
+    def prediction(
+        self, name: str, answer: dict[str, Tensor], batch: Batch, row: int, *, top: int, score: float
+    ) -> ObjectPrediction:
+        height, width = batch.pictures[row].shape[-2:]
+        return located(name, answer, (height, width), batch.sizes[row]).above(score)
+
+    def unreadable(self, name: str, why: str) -> ObjectPrediction:
+        return ObjectPrediction(name, error=why)
+
+    def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> ObjectWriter:
+        return ObjectWriter(self.classes, self.preprocessing, pictures, out, score)
+
+    def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
+        return "report_detect.html.j2", detect_values(run)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -109,37 +174,3 @@ class Detect:
 
     def _shown(self, pictures: Tensor | Sequence[Tensor]) -> list[Tensor]:
         return [self.preprocessing.normalise(picture) for picture in to_device(list(pictures), self.device)]
-
-
-class DetectMeter:
-    """Keeps what was found and what is true, on the host, masks as run lengths, until the precision is asked for."""
-
-    def __init__(self, classes: int, has_shapes: bool, most: int) -> None:
-        self.classes, self.most = classes, most
-        self.kinds: tuple[Kind, ...] = ("box", "mask") if has_shapes else ("box",)
-        self.rows: dict[int, tuple[Found, Objects, tuple[int, int]]] = {}  # by position in the source
-
-    def update(self, answers: list[dict[str, Tensor]], batch: Batch) -> None:
-        shown = [(picture.shape[1], picture.shape[2]) for picture in batch.pictures]
-        found = [restore(*one) for one in zip(answers, shown, batch.sizes, strict=True)]
-        self.rows.update(zip(batch.index.tolist(), zip(found, batch.labels, batch.sizes, strict=True), strict=True))
-
-    def reduce(self) -> None:
-        """Every process gets the rows of all."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            parts: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, self.rows)
-            self.rows = {index: row for part in parts for index, row in part.items()}
-
-    def columns(self) -> tuple[list[Found], list[Objects], list[tuple[int, int]]]:
-        """What was found, what is true, and the sizes, in the order of the source: of equal scores the first counts."""
-        rows = [self.rows[index] for index in sorted(self.rows)]
-        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
-
-    def result(self) -> dict[str, float]:
-        """`{"box_ap", "box_ap50"}` and, where there are shapes, `"mask_ap"` and `"mask_ap50"`; 0 without objects."""
-        results: dict[str, float] = {}
-        for kind in self.kinds:
-            precision = Precision(*self.columns(), self.classes, kind, self.most)
-            results |= {f"{kind}_ap": precision.ap() or 0.0, f"{kind}_ap50": precision.ap(0.5) or 0.0}
-        return results

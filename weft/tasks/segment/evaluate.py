@@ -1,17 +1,19 @@
-"""What a segmenter gets right and wrong: class by class over all pixels, and picture by picture."""
+"""Evaluation of a segmenter: class by class over all pixels, and picture by picture."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-from weft.data.loader import eval_batches
+from weft.data.loader import Batch
+from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Source
 from weft.errors import WeftError
-from weft.tasks.segment.task import Segment, SegmentMeter, ious, segment_metrics
+from weft.report.text import columns, confusion_line, number
+from weft.tasks.segment.metrics import SegmentMeter, ious, segment_metrics
 
 PAIRS = 50  # most confused ones that are listed
 MATRIX_CLASSES = 200  # with more classes only the most confused pairs are listed
@@ -39,6 +41,12 @@ class SegmentEvaluation:
     hits: np.ndarray  # (N, K) both
     units: int  # summed loss, as `SegmentMeter` counts it
 
+    @classmethod
+    def of(cls, names: list[str], classes: list[str], meter: SegmentMeter) -> "SegmentEvaluation":
+        """The evaluation of the pictures that a meter has seen and kept."""
+        truth, said, hits = torch.stack(meter.pictures, dim=1).cpu().numpy()  # (N, K) each
+        return cls(names, classes, meter.confusion.cpu().numpy(), truth, said, hits, int(meter.units))
+
     def metrics(self) -> dict[str, Any]:
         """All numbers, ready for JSON; loss, mIoU and accuracies are those of `SegmentMeter`, to the last digit.
 
@@ -61,6 +69,19 @@ class SegmentEvaluation:
             "confusion": self.confusion.tolist() if len(self.classes) <= MATRIX_CLASSES else None,
             "confused_pairs": [vars(pair) for pair in self.confused_pairs(PAIRS)],
         }
+
+    def lines(self, metrics: dict[str, Any]) -> Iterator[str]:
+        accuracy = f"pixel accuracy {number(metrics['pixel_accuracy'], 4)}"
+        mean, loss = f"mean accuracy {number(metrics['mean_accuracy'], 4)}", f"loss {number(metrics['loss'], 4)}"
+        yield f"mIoU {number(metrics['miou'], 4)}   {accuracy}   {mean}   {loss}"
+        yield ""
+        pixels = sum(row["pixels"] for row in metrics["per_class"]) or 1
+        rows = [
+            [row["name"], f"{row['pixels'] / pixels:.2%}", number(row["iou"]), number(row["accuracy"])]
+            for row in metrics["per_class"]
+        ]
+        yield from columns([["class", "of all pixels", "IoU", "accuracy"], *rows], right=range(1, 4))
+        yield from confusion_line(metrics["confused_pairs"], lambda pair: f"{pair['part']:.1%}")
 
     @property
     def scores(self) -> np.ndarray:
@@ -90,33 +111,18 @@ class SegmentEvaluation:
         ]
 
 
-def collect(
-    task: Segment,
-    model: nn.Module,
-    source: Source,
-    indices: np.ndarray,
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> SegmentEvaluation:
-    """What `model`, in evaluation mode, says about the pictures at `indices`, next to their masks.
+class SegmentCollector:
+    """Pixel counts of the pictures at `indices`, in the model's classes; unreadable pictures are left out."""
 
-    The source counts in the task's classes. Pictures that cannot be read are left out, as in training.
-    """
-    meter = SegmentMeter(len(task.classes), task.device, keep=True)
-    names, done = [], 0
-    pin = task.device.type == "cuda"
-    for batch in eval_batches(source, task.preprocessing, indices, batch=task.eval_batch, workers=workers, pin=pin):
-        meter.update(task.infer(model, batch.pictures), batch)
-        names += [source.names[i] for i in batch.index.tolist()]
-        done += len(batch.index) + len(batch.bad)
-        if progress:
-            progress(done, len(indices))
-    if not names:
-        raise WeftError(f"{source.root}: none of the {len(indices)} pictures to evaluate can be read.")
-    return evaluation(names, task.classes, meter)
+    def __init__(self, source: Source, indices: np.ndarray, classes: list[str], device: torch.device):
+        self.source, self.indices, self.classes = in_classes(source, classes), indices, classes
+        self.meter, self.names = SegmentMeter(len(classes), device, keep=True), []
 
+    def update(self, answers: Sequence[Tensor], batch: Batch) -> None:
+        self.meter.update(answers, batch)
+        self.names += [self.source.names[i] for i in batch.index.tolist()]
 
-def evaluation(names: list[str], classes: list[str], meter: SegmentMeter) -> SegmentEvaluation:
-    """Of the pictures that a meter has seen and kept."""
-    truth, said, hits = torch.stack(meter.pictures, dim=1).cpu().numpy()  # (N, K) each
-    return SegmentEvaluation(names, classes, meter.confusion.cpu().numpy(), truth, said, hits, int(meter.units))
+    def evaluation(self) -> SegmentEvaluation:
+        if not self.names:
+            raise WeftError(f"{self.source.root}: none of the {len(self.indices)} pictures to evaluate can be read.")
+        return SegmentEvaluation.of(self.names, self.classes, self.meter)

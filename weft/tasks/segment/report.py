@@ -1,4 +1,4 @@
-"""What is special in the report of a segmenter: masks painted over pictures, IoU, what is taken for what."""
+"""The report of a segmenter: masks painted over pictures, IoU, which classes are taken for which."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,9 @@ from weft.data.read import header
 from weft.report.album import SIDE, TRAINING, WORST, Album, Panels, css, nearest, resized, weakest
 from weft.report.overlay import IGNORE, background, paint_mask, palette, visible
 from weft.report.page import data_uri
-from weft.report.run import History, curves
+from weft.report.run import RunReport, curves
 
 if TYPE_CHECKING:
-    from weft.data.check.check import DataReport
-    from weft.data.loader import Batch
-    from weft.data.preprocessing import Preprocessing
-    from weft.data.sources.source import Source
-    from weft.data.split import Split
-    from weft.run.predict_dense import DensePredictor
     from weft.tasks.segment.evaluate import SegmentEvaluation
 
 MATRIX_CLASSES = 40  # a larger confusion matrix cannot be read; the confused pairs say the same
@@ -26,19 +20,9 @@ PAIRS = 8
 WRONG = np.array([230, 30, 60], np.uint8)
 
 
-def segment_values(
-    metrics: dict[str, Any],
-    evaluation: "SegmentEvaluation",
-    source: "Source",
-    split: "Split",
-    preprocessing: "Preprocessing",
-    augmented: "Batch",
-    seed: int,
-    history: History,
-    data_report: "DataReport",
-    predictor: "DensePredictor",
-) -> dict[str, Any]:
-    """What `templates/report_segment.html.j2` needs beside what all reports have."""
+def segment_values(run: RunReport) -> dict[str, Any]:
+    """Values of `templates/report_segment.html.j2` beside those that all reports have."""
+    metrics, evaluation, source = run.metrics, run.evaluation, run.source
     classes, table, skip = evaluation.classes, palette(evaluation.classes), background(evaluation.classes)
 
     def painted(picture: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -47,7 +31,7 @@ def segment_values(
     def panels(row: int, picture: np.ndarray, position: int) -> Panels:
         file = source.open(position)
         truth = nearest(align(source.target(position), header(file)))
-        said = nearest(predictor.predict([file])[0].mask)
+        said = nearest(run.predictor.predict([file])[0].mask)
         picture = resized(picture)
         sides = {"picture": picture, "truth": painted(picture, truth), "answer": painted(picture, said)}
         return {**sides, "mistakes": mistakes(picture, truth, said)}
@@ -56,8 +40,8 @@ def segment_values(
         score = evaluation.scores[row]
         return f"mIoU {score:.2f}" if np.isfinite(score) else "no labelled pixel"
 
-    album = Album(evaluation.names, source, split, preprocessing, panels, text)
-    examples = list(zip(augmented.pictures, augmented.labels, strict=True))[:TRAINING]
+    album = Album(evaluation.names, source, run.split, run.preprocessing, panels, text)
+    examples = list(zip(run.augmented.pictures, run.augmented.labels, strict=True))[:TRAINING]
     pixels = [row["pixels"] for row in metrics["per_class"]]
     rows = [
         {**row, "share": row["pixels"] / max(sum(pixels), 1), "colour": colour}
@@ -65,19 +49,19 @@ def segment_values(
     ]
     return dict(
         verdict=segment_verdict(metrics),
-        charts=curves(history, {"mIoU": "val_miou", "pixel accuracy": "val_pixel_accuracy"}),
+        charts=curves(run.history, {"mIoU": "val_miou", "pixel accuracy": "val_pixel_accuracy"}),
         matrix=1 < len(classes) <= MATRIX_CLASSES,
         per_class=sorted(rows, key=lambda row: (row["iou"] is None, row["iou"])),
         pairs=confused(evaluation, dict(zip(classes, css(table), strict=True))),
         worst=album.strips(evaluation.worst(WORST)),
-        random=album.random(seed),
+        random=album.random(run.config.run.seed),
         augmented=[
             data_uri(painted(resized(visible(picture, brighten=True)), nearest(mask.cpu().numpy())), SIDE)
             for picture, mask in examples
         ],
         colours=css(table),
         panels=4,
-        counts=pixel_shares(classes, data_report.pixels, pixels),
+        counts=pixel_shares(classes, run.data_report.pixels, pixels),
     )
 
 

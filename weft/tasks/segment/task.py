@@ -1,36 +1,40 @@
-"""Segmentation: what is learned from masks, how a picture of any size is labelled, and how good that is.
+"""Segmentation: what is learned from masks, and how a picture of any size is labelled.
 
 Answers are probabilities. Windows, scales and the mirrored picture are all averaged as such, so every way of looking
-at a picture counts the same. Metrics are those of the data set: pixels of all pictures are counted in one confusion
-matrix, in whole numbers, so no digit depends on how pictures were grouped into batches or shared among processes.
+at a picture counts the same.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.augment.pairs import SegmentAugmentation
+from weft.data.given import GivenPictures
 from weft.data.loader import Batch
 from weft.data.masks.values import IGNORE
 from weft.data.preprocessing import Preprocessing
+from weft.data.sources.source import Source
 from weft.errors import WeftError
-from weft.tasks.classify.task import mean_over
+from weft.report.run import RunReport
+from weft.tasks.segment import choose
+from weft.tasks.segment.evaluate import SegmentCollector
 from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
-from weft.tasks.task import to_device
+from weft.tasks.segment.metrics import SegmentMeter
+from weft.tasks.segment.predict import MaskPrediction, MaskWriter, class_map
+from weft.tasks.segment.report import segment_values
+from weft.tasks.task import TaskFacts, to_device
 
 EVAL_BATCH = 8
 PIXELS_AT_ONCE = 2**21  # of windows in one forward pass: eight of 512 by 512
 ANSWERS_AT_ONCE = 2**26  # likewise, a number for each class and pixel: two of 512 by 512 for 128 classes
-LOSS_UNIT = 2.0**-16  # of a picture's summed loss
-LEAST_PROBABILITY = 2.0**-126  # the smallest that float32 holds precisely; what is not even a number counts as this
 
 
 class Segment:
@@ -45,10 +49,12 @@ class Segment:
         pixel_counts: (K,) training pixels of each class; only training with data.balance=loss asks for them.
     """
 
-    name, counts_hits = "segment", True
+    name, purpose = "segment", "segment"
+    heads, whole_pictures, writes_pictures = choose.HEADS, False, True
+    scores_classes, per_pixel = True, True
+    largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, True
     can_replay = True
-    score = "miou"
-    eval_batch = EVAL_BATCH
+    score, multilabel = "miou", False
 
     def __init__(
         self,
@@ -70,7 +76,28 @@ class Segment:
         if not config.test.scales or min(config.test.scales) <= 0:
             raise WeftError(f"test.scales={config.test.scales} must be positive numbers, such as [0.75, 1.0, 1.25].")
 
+    @classmethod
+    def make(cls, config: Config, facts: TaskFacts) -> "Segment":
+        return cls(
+            config,
+            classes=facts.classes,
+            preprocessing=facts.preprocessing,
+            device=facts.device,
+            dtype=facts.dtype,
+            pixel_counts=facts.pixel_counts,
+        )
+
+    default_recipe = staticmethod(choose.default_recipe)
+    fill = staticmethod(choose.fill)
+    choose_preprocessing = staticmethod(choose.choose_preprocessing)
+    check_settings = staticmethod(choose.check_settings)
+
     # Training ---------------------------------------------------------------------------------------------------
+
+    @property
+    def training_size(self) -> tuple[int, int]:
+        augment = self.config.augment
+        return augment.img_size, augment.long_side or augment.img_size
 
     @cached_property
     def pixel_loss(self) -> PixelLoss:
@@ -118,8 +145,31 @@ class Segment:
             answers.update(zip(members, self._looks(model, x), strict=True))
         return [answers[i] for i in range(len(answers))]
 
-    def meter(self) -> "SegmentMeter":
+    def meter(self) -> SegmentMeter:
         return SegmentMeter(len(self.classes), self.device)
+
+    def collector(self, source: Source, indices: np.ndarray) -> SegmentCollector:
+        return SegmentCollector(source, indices, self.classes, self.device)
+
+    def set_up(self, model: nn.Module) -> None:
+        """Nothing to do: how a picture is looked at is decided here, not in the model."""
+
+    def explained(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def prediction(
+        self, name: str, answer: Tensor, batch: Batch, row: int, *, top: int, score: float
+    ) -> MaskPrediction:
+        return MaskPrediction(name, class_map(answer, batch.sizes[row]).cpu().numpy())
+
+    def unreadable(self, name: str, why: str) -> MaskPrediction:
+        return MaskPrediction(name, None, why)
+
+    def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> MaskWriter:
+        return MaskWriter(self.classes, self.preprocessing, pictures, out, top)
+
+    def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
+        return "report_segment.html.j2", segment_values(run)
 
     def _looks(self, model: nn.Module, x: Tensor) -> Tensor:
         """(B, K, h, w) means over scales and, where asked for, the mirrored picture."""
@@ -182,72 +232,3 @@ def pixel_accuracies(logits: Tensor, masks: Tensor) -> Tensor:
 
 
 # Metrics ----------------------------------------------------------------------------------------------------------
-
-
-class SegmentMeter:
-    """Adds up the validation of one epoch: one confusion matrix over the pixels of all pictures, and the loss.
-
-    Answers are brought to the size of the mask, bilinearly, before the class is chosen. `update` never waits for the
-    device. With `keep`, `pictures` also has the numbers of each picture, for `weft.tasks.segment.evaluate`.
-    """
-
-    def __init__(self, num_classes: int, device: torch.device | str = "cpu", keep: bool = False):
-        self.num_classes, self.keep = num_classes, keep
-        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)  # truth, said
-        self.units = torch.zeros(1, dtype=torch.int64, device=device)  # summed cross-entropy
-        self.pictures: list[Tensor] = []  # (3, K) each: pixels that are of a class, that were given it, and both
-
-    def update(self, answers: Sequence[Tensor], batch: Batch) -> None:
-        """Adds (K, h, w) probabilities, and the (H, W) masks of the batch."""
-        for answer, mask in zip(answers, batch.labels, strict=True):
-            self.add(answer, mask.to(self.units.device, non_blocking=True))
-
-    def add(self, answer: Tensor, mask: Tensor) -> None:
-        """One picture: (K, h, w) and (H, W)."""
-        answer, truth = resized(answer[None].float(), mask.shape)[0], mask.long()
-        valid = truth != IGNORE
-        own = answer.gather(0, (truth * valid)[None])[0]  # the probability of the right class
-        losses = -own.nan_to_num(nan=0).clamp(min=LEAST_PROBABILITY).double().log() * valid
-        self.units += (losses.sum() / LOSS_UNIT).round().long()
-        confusion = self._confusion(truth, answer.max(dim=0).indices, valid)  # argmax takes four times as long on CPUs
-        self.confusion += confusion
-        if self.keep:
-            self.pictures.append(torch.stack([confusion.sum(dim=1), confusion.sum(dim=0), confusion.diagonal()]))
-
-    def _confusion(self, truth: Tensor, said: Tensor, valid: Tensor) -> Tensor:
-        """(K, K) of one picture. `bincount` would wait for the device, to know the largest value."""
-        size = self.num_classes**2
-        cells = torch.where(valid, truth * self.num_classes + said, size).flatten()
-        counts = cells.new_zeros(size + 1).scatter_add_(0, cells, torch.ones_like(cells))
-        return counts[:size].view(self.num_classes, self.num_classes)
-
-    def reduce(self, group: dist.ProcessGroup | None = None) -> None:
-        """Adds up over the processes of `group` (all of them for None); each process calls it once, at the end."""
-        if dist.is_initialized() and dist.get_world_size(group) > 1:
-            dist.all_reduce(self.confusion, group=group)
-            dist.all_reduce(self.units, group=group)
-
-    def result(self) -> dict[str, float]:
-        return segment_metrics(self.confusion.cpu().numpy(), int(self.units))
-
-
-def segment_metrics(confusion: np.ndarray, units: int) -> dict[str, float]:
-    """`{"loss", "miou", "pixel_accuracy", "mean_accuracy"}` of a (K, K) confusion and the summed loss in units.
-
-    `loss` is the mean cross-entropy of the labelled pixels. `miou` is the mean over the classes that occur in truth or
-    answers, `mean_accuracy` over those that occur in truth; a mean over nothing is 0.
-    """
-    truth, hits = confusion.sum(axis=1), confusion.diagonal()
-    pixels = max(int(truth.sum()), 1)
-    return {
-        "loss": units * LOSS_UNIT / pixels,
-        "miou": mean_over(*ious(truth, confusion.sum(axis=0), hits)),
-        "pixel_accuracy": int(hits.sum()) / pixels,
-        "mean_accuracy": mean_over(hits / np.maximum(truth, 1), truth > 0),
-    }
-
-
-def ious(truth: np.ndarray, said: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Intersection over union of each class from pixel counts, and where it is defined."""
-    union = truth + said - hits
-    return hits / np.maximum(union, 1), union > 0

@@ -1,0 +1,90 @@
+"""Evaluation of what was trained: `weft eval`, and the end of every training."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.config import Config, DataConfig, override, read_yaml
+from weft.data.given import Progress
+from weft.data.sources.open import open_configured
+from weft.data.sources.source import Source
+from weft.data.split import load_split
+from weft.errors import WeftError, check_choice
+from weft.run.predictor import Predictor
+from weft.tasks.registry import task_class
+
+
+def evaluate(
+    predictor: Predictor,
+    source: Source,
+    indices: np.ndarray,
+    *,
+    batch: int = 0,
+    workers: int = -1,
+    progress: Progress | None = None,
+) -> Any:
+    """The model's answers to the pictures at `indices`, next to the truth, which is matched by class name.
+
+    Returns the `Evaluation` of the model's task. Pictures that cannot be read are left out, as in training.
+    """
+    task = predictor.task
+    if source.task != task.name:
+        wanted = task_class(source.task).purpose
+        raise WeftError(f"{source.root} is data to {wanted}; the model was trained to {task.purpose}.")
+    collector = task.collector(source, indices)
+    for read in predictor.read(collector.source, indices, batch, workers, progress):
+        if len(read.pictures):
+            collector.update(predictor.infer(read.pictures), read)
+    return collector.evaluation()
+
+
+# What `weft eval` looks at --------------------------------------------------------------------------------------
+
+SPLITS = ("val", "test", "all")
+
+
+def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "") -> tuple[Source, np.ndarray, str]:
+    """The source to evaluate on, which of its pictures, and one line that says so.
+
+    Without `data`, or where `data` is what the run was trained on, these are the pictures that it kept for
+    validation. Of other data the validation pictures are taken, or else the test pictures, or else all.
+    """
+    if split:
+        check_choice("split", split, SPLITS)
+    config, own = _data_config(Path(folder)), (Path(folder) / "split.json").is_file()
+    if data and not (own and _same_place(data, config.source)):
+        source, whose = open_configured(config, data), ""
+        parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
+        split = split or next((name for name in parts if len(parts[name])), "all")
+    elif own:
+        source, parts = _own_data(Path(folder), config)
+        whose, split = ", by the run's own split", split or "val"
+    else:
+        raise WeftError(f"{folder} has no data of its own; say which: weft eval {folder} DATA")
+    parts["all"] = np.arange(len(source))
+    if not len(parts[split]):
+        others = [name for name in SPLITS if len(parts[name])]
+        raise WeftError(f"{source.root} has no {split} pictures; choose --split {' or '.join(others)}.")
+    what = {"val": "validation pictures", "test": "test pictures", "all": "pictures"}[split]
+    return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
+
+
+def _data_config(folder: Path) -> DataConfig:
+    """What a run was trained on; of a model folder that is no run, nothing but its task."""
+    if (folder / "config.yaml").is_file():
+        return override(Config(), read_yaml(folder / "config.yaml")).data
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return DataConfig(task=stored.get("weft", {}).get("task", "auto"))
+
+
+def _same_place(data: str, other: str) -> bool:
+    return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
+
+
+def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
+    source = open_configured(config)
+    split = load_split(folder / "split.json", source)
+    return source, {"val": split.val, "test": split.test}

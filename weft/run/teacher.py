@@ -1,0 +1,34 @@
+"""Teachers for distillation: a run or model folder, or a model of timm's."""
+
+from pathlib import Path
+
+import timm
+import torch
+
+from weft.config import Config
+from weft.errors import WeftError, did_you_mean
+from weft.run.predictor import Predictor, load, timms_preprocessing
+from weft.tasks.registry import UNNAMED, make_task
+from weft.tasks.task import TaskFacts
+
+
+def open_teacher(name: str, device: torch.device) -> Predictor:
+    """A run or model folder, or a model of timm's with its pretrained weights."""
+    if Path(name).is_dir():
+        teacher = load(name, device=str(device))
+        if not teacher.task.whole_pictures:
+            raise WeftError(f"loss.teacher={name} is no classifier.")
+        return teacher
+    bare = name.split(".")[0]
+    if not timm.is_model(bare):
+        hint = did_you_mean(bare, timm.list_models())
+        raise WeftError(f"loss.teacher={name!r} is neither a run folder nor a model of timm's.{hint}")
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever a download or a cache raises
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeftError(f"loss.teacher={name}: no pretrained weights can be had: {why}") from error
+    cfg: dict = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+    names = cfg.get("label_names") or [str(i) for i in range(cfg["num_classes"])]
+    facts = TaskFacts(list(names), timms_preprocessing(model), device)
+    return Predictor(model, make_task(UNNAMED, Config(), facts))

@@ -1,0 +1,92 @@
+"""Helpers of the tasks' choices: what nobody said is decided from the data and the machine, each with its reason."""
+
+import os
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from weft.config import Config
+from weft.data.check.findings import DataReport
+from weft.data.preprocessing import Preprocessing
+from weft.errors import WeftError
+
+SMALL = 64  # pictures up to this side are taken as they are
+LONG_SIDE = 1333 / 800  # of whole pictures, at most, in proportion to the short side
+
+
+def usual_side(report: DataReport) -> int:
+    """The short side of a usual picture."""
+    return min(round(report.width["median"]), round(report.height["median"]))
+
+
+def default_workers(device: torch.device) -> int:
+    """Processes that read pictures, for one process that trains."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    mine = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return min(16, mine) if device.type == "cuda" else min(2, mine // 2)
+
+
+def check_head(config: Config, heads: tuple[str, ...]) -> None:
+    if config.model.head not in heads:
+        raise WeftError(
+            f"model.head={config.model.head} is not for these data, whose task is to {config.data.task};"
+            f" choose {' or '.join(heads)}."
+        )
+
+
+def check_loss(config: Config, kinds: tuple[str, ...]) -> None:
+    if config.loss.kind not in kinds:
+        raise WeftError(
+            f"loss.kind={config.loss.kind} is not for these data, whose task is to {config.data.task}; leave it out."
+        )
+
+
+# Segmentation and detection --------------------------------------------------------------------------------------
+
+
+def fill_dense_model(config: Config, device: torch.device, head: str) -> tuple[Config, list[str]]:
+    """A backbone for the machine, and a head on top."""
+    model, why = config.model, []
+    if model.name == "auto":
+        model = replace(model, name="cetnet_nano" if device.type == "cpu" else "cetnet_tiny")
+        why.append(f"model {model.name}: for the {device.type}")
+    if model.head == "auto":
+        model = replace(model, head=cast(Any, head))
+        why.append(f"head {head}")
+    return replace(config, model=model, augment=replace(config.augment, on_device="no")), why
+
+
+def dense_preprocessing(config: Config, report: DataReport, size: tuple[int, int] = (0, 0)) -> Preprocessing:
+    """Whole pictures, fitted into `size`, or into what test.short_side gives; (0, 0): as large as they are."""
+    short = config.test.short_side
+    return Preprocessing(
+        size=(short, round(LONG_SIDE * short)) if short else size,
+        channels=config.data.channels,
+        depth=report.depth,
+        mean=(0.0,) * config.data.channels,
+        std=(1.0,) * config.data.channels,
+        interpolation=config.augment.interpolation if config.augment.interpolation != "random" else "bicubic",
+        crop_pct=1.0,
+        crop_mode="fit",
+        max_pixels=config.data.max_pixels,
+    )
+
+
+def check_dense_settings(config: Config, others: dict[str, Any]) -> None:
+    """Raises for settings that are for classifiers alone, and for `others` that are set."""
+    augment = config.augment
+    theirs = {
+        "run.fsdp": config.run.fsdp,  # whose processes must make equally many passes, whatever the sizes of pictures
+        "augment.policy": augment.policy,
+        "augment.mixup": augment.mixup,
+        "augment.cutmix": augment.cutmix,
+        "augment.erase": augment.erase,
+        "augment.color_jitter": augment.color_jitter,
+        "loss.teacher": config.loss.teacher,
+        "model.drop": config.model.drop,
+        "data.balance=logit-adjust": config.data.balance == "logit-adjust",
+    }
+    for name, is_set in {**theirs, **others}.items():
+        if is_set:
+            raise WeftError(f"{name} does not exist for data whose task is to {config.data.task}; leave it out.")
