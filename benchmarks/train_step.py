@@ -26,9 +26,10 @@ from weft.data.loader import Batch
 from weft.engine.device import World, pick_device
 from weft.engine.fit_machine import find_micro_batch
 from weft.engine.loop import GPU_DELAY, Trainer
-from weft.run import session
 from weft.run.choose import choose_preprocessing, fill
+from weft.run.data import open_data
 from weft.run.recipes import find_recipe
+from weft.run.session import RunSession
 
 ROUNDS = 3
 
@@ -65,11 +66,11 @@ def main() -> None:
 
 def make_trainer(folder: Path, config: Config) -> Trainer:
     world = World(pick_device(config.run.device))
-    data = session.open_data(config, world, lambda line: None)
+    data = open_data(config, world, lambda line: None)
     config, _ = fill(config, {"augment.crop"}, data.report, len(data.split.train), world.device)
     preprocessing = choose_preprocessing(config, data.report, data.source, data.split.train)
     (folder / "state").mkdir()
-    trainer = session.Sitting(folder, config, world, data, preprocessing, quiet=True).trainer
+    trainer = RunSession(folder, config, world, data, preprocessing, quiet=True).trainer
     trainer.progress.total_steps = 10**6
     find_micro_batch(trainer)
     return trainer

@@ -48,7 +48,7 @@ def same_weights(head: str, **changes):
 @pytest.fixture(scope="module", autouse=True)
 def _no_report():
     """Of what comes after training other tests speak; it takes longer than these runs."""
-    with mock.patch.object(session.Sitting, "finish", return_value={}):
+    with mock.patch.object(session.RunSession, "finish", return_value={}):
         yield
 
 

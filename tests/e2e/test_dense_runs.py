@@ -203,9 +203,9 @@ CHOICES = {  # layout to task, head, number of classes and what `weft check` cal
 @pytest.fixture
 def only_choices(monkeypatch):
     """Runs end where training would begin, with everything chosen and written down."""
-    monkeypatch.setattr(session.Sitting, "build", lambda self: None)
-    monkeypatch.setattr(session.Sitting, "prepare_new", session.Sitting.write_settings)
-    monkeypatch.setattr(session.Sitting, "train", lambda self: weft.Run(self.folder, {}))
+    monkeypatch.setattr(session.RunSession, "build", lambda self: None)
+    monkeypatch.setattr(session.RunSession, "prepare_new", session.RunSession.write_settings)
+    monkeypatch.setattr(session.RunSession, "train", lambda self: weft.Run(self.folder, {}))
 
 
 def chosen(run: Path) -> Config:
@@ -497,7 +497,7 @@ def sets(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_settings_get_one_line(monkeypatch, sets, tmp_path, case):
     layout, given, words = WRONG[case]
-    monkeypatch.setattr(session.Sitting, "train", None)  # is never begun
+    monkeypatch.setattr(session.RunSession, "train", None)  # is never begun
     given = [str(sets / "labels") if word == "LABELS" else word for word in given]
     refused(command("train", sets / layout, *given, "--out", tmp_path / "run", "--device", "cpu"), *words)
     assert not (tmp_path / "run/state/last.safetensors").exists()

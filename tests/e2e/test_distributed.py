@@ -30,7 +30,7 @@ from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import STATE, Progress, last_user, locked, read_header, whole
 from weft.errors import WeftError
-from weft.run import session
+from weft.run import data, session
 from weft.run.train import name_settings
 from weft.tasks.classify.task import Classify
 
@@ -38,7 +38,7 @@ LAYER_NORM_ONLY = dict(model__args={**TINY["model__args"], "projection": "linear
 
 
 SHORT = dict(TINY, epochs=2)
-FINISH = session.Sitting.finish
+FINISH = session.RunSession.finish
 
 
 # Processes --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def _work(rank: int, count: int, port: int, command: list[str], output: Path, pr
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
-    session.Sitting.finish = lambda self: {}
+    session.RunSession.finish = lambda self: {}
     Trainer.validate = _checked(Trainer.validate)
     if prepare:
         prepare(rank)
@@ -101,7 +101,7 @@ def _checked(validate: Any) -> Any:
 
 
 def with_report(rank: int) -> None:
-    session.Sitting.finish = FINISH
+    session.RunSession.finish = FINISH
 
 
 def options(**settings: Any) -> list[str]:
@@ -293,7 +293,7 @@ def second_sees_no_data(rank: int) -> None:
         raise WeftError("There is no such folder.")
 
     if rank == 1:
-        session.open_configured = open_configured
+        data.open_configured = open_configured
 
 
 def disk_fills_up(rank: int) -> None:

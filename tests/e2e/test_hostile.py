@@ -106,7 +106,7 @@ from weft.data import loader
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import STATE, read_header
-from weft.run.session import Sitting
+from weft.run.session import RunSession
 
 OPTIONS = {name.replace("__", "."): value for name, value in TINY.items() if name != "quiet"}
 RNG = np.random.default_rng(0)
@@ -350,7 +350,7 @@ def fill(disk: Path) -> None:
 @pytest.mark.parametrize("moment", ["update", "write_best", "finish"])
 def test_a_disk_that_is_really_full_loses_nothing(monkeypatch, command, pictures, whole, small_disk, moment):
     """While a state, the best model, or the report is written."""
-    place, calls = Sitting if moment == "finish" else Trainer, iter(range(100))
+    place, calls = RunSession if moment == "finish" else Trainer, iter(range(100))
     original = getattr(place, moment)
 
     def when_full(self):

@@ -24,7 +24,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 def write_figure(
     folder: Path, stem: str, draw: Callable[[], "Figure"], endings: Sequence[str] = ("png", "svg")
 ) -> None:
-    """What `draw` makes, as STEM.png and STEM.svg."""
+    """Writes what `draw` makes as STEM.png and STEM.svg."""
     import matplotlib
 
     with matplotlib.rc_context(SETTINGS):

@@ -241,7 +241,7 @@ def _with_names(
 
 
 def printable(text: str) -> str:
-    """What the font can draw; other letters as ?."""
+    """The letters that the font can draw; others as ?."""
     return "".join(c if c.isprintable() and ord(c) < 0x250 else "?" for c in text)
 
 

@@ -120,7 +120,7 @@ class History:
 
 
 def data_name(source: str) -> str:
-    """What to call the data: the last part of a path, the set's name in NAME:ROOT."""
+    """A name for the data: the last part of a path, the set's name in NAME:ROOT."""
     name, colon, _ = source.partition(":")
     if colon and name.isidentifier() and len(name) > 1:  # C: is a drive
         return source if name == "demo" else name
@@ -198,7 +198,7 @@ def settings(config: Config) -> list[dict[str, Any]]:
 
 
 def machine(device: str) -> str:
-    """What the run was computed on; no host name."""
+    """The processor or GPU that the run was computed on; no host name."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         count = torch.cuda.device_count() if device in ("auto", "cuda") else 1
         return torch.cuda.get_device_name() + (f" (one of {count})" if count > 1 else "")

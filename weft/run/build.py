@@ -54,7 +54,7 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
 
 
 def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
-    """What timm.create_model is given beside classes and channels."""
+    """Arguments of timm.create_model beside classes and channels."""
     args = {**config.args, **({"drop_path_rate": config.drop_path} if config.drop_path is not None else {})}
     if config.drop:
         args["drop_rate"] = config.drop

@@ -73,7 +73,7 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
 
 
 def _data_config(folder: Path) -> DataConfig:
-    """What a run was trained on; of a model folder that is no run, nothing but its task."""
+    """Settings of the data that a run was trained on; of a model folder that is no run, its task alone."""
     if (folder / "config.yaml").is_file():
         return override(Config(), read_yaml(folder / "config.yaml")).data
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))

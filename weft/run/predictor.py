@@ -213,7 +213,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:
-    """What timm would do, for a model that was not trained here."""
+    """timm's own, for a model that was not trained here."""
     data = timm.data.resolve_model_data_config(model)
     channels, height, width = data["input_size"]
     return Preprocessing(

@@ -72,7 +72,8 @@ def train(
     """
     given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})  # before torch is imported
 
-    from weft.run.session import resume_run, start_run
+    from weft.run.resume import resume_run
+    from weft.run.start import start_run
 
     if resume:
         for name, value in (("recipe", recipe), ("config", config), ("out", out)):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a task is made from beside the configuration. Those with a default matter to some tasks, or to training."""
+    """Facts that a task is made from beside the configuration; those with a default matter to some tasks alone."""
 
     classes: list[str]  # in the order of the model's answers
     preprocessing: Preprocessing
@@ -203,7 +203,7 @@ class Task(Protocol):
         ...
 
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> ResultWriter:
-        """What makes texts of the predictions for these pictures and, where `out` is given, files in that folder."""
+        """Makes texts of the predictions for these pictures and, where `out` is given, files in that folder."""
         ...
 
     def report(self, run: "RunReport") -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import torch
 
 from weft.engine.state import locked
 from weft.errors import WeftError
-from weft.run.session import absolute
+from weft.run.data import absolute
 from weft.study.ablate.budget import fit_into_time
 from weft.study.ablate.costs import as_lists, cost_in_paper
 from weft.study.ablate.plan import (

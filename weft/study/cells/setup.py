@@ -1,4 +1,4 @@
-"""Data and settings that all trainings of a study share: opened once, and decided once where nobody said."""
+"""RunData and settings that all trainings of a study share: opened once, and decided once where nobody said."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from weft.engine.device import World, pick_device
 from weft.errors import WeftError
 from weft.models.registry import check_name, takes_size
 from weft.run.choose import check_settings, choose_recipe, fill
+from weft.run.data import RunData, absolute_paths, open_data
 from weft.run.recipes import find_recipe
-from weft.run.session import Data, absolute_paths, open_data
 from weft.tasks.registry import task_class
 
 Say = Callable[[str], None]
@@ -24,7 +24,7 @@ class StudyData:
     """The data of a study, and what a run would decide for them."""
 
     given: dict[str, Any]  # settings by their full names, with paths that lead there from any folder
-    data: Data
+    data: RunData
     device: torch.device
 
     @property

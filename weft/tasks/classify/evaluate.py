@@ -43,7 +43,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class ClassifyEvaluation:
-    """What a model said about pictures whose labels are known."""
+    """A model's answers to pictures whose labels are known."""
 
     names: list[str]
     classes: list[str]

@@ -28,7 +28,7 @@ RECALL_STEPS = 101
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one picture, in pixels of the picture on disk."""
+    """Objects found in one picture, in pixels of the picture on disk."""
 
     boxes: np.ndarray  # (n, 4) float32: left, top, right, bottom
     labels: np.ndarray  # (n,) int64, positions in the classes

@@ -22,7 +22,7 @@ SAME = 0.5  # and are right from this intersection over union on
 
 @dataclass(frozen=True)
 class DetectEvaluation:
-    """What a model found in pictures whose objects are known, everything in pixels of the pictures on disk."""
+    """Objects that a model found in pictures whose objects are known, in pixels of the pictures on disk."""
 
     names: list[str]
     classes: list[str]

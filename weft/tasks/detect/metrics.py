@@ -31,7 +31,7 @@ class DetectMeter:
             self.rows = {index: row for part in parts for index, row in part.items()}
 
     def columns(self) -> tuple[list[Detections], list[Objects], list[tuple[int, int]]]:
-        """What was found, what is true, and the sizes, in the order of the source: of equal scores the first counts."""
+        """Objects found, true objects and sizes, in the order of the source: of equal scores the first counts."""
         rows = [self.rows[index] for index in sorted(self.rows)]
         return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 

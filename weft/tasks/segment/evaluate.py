@@ -31,7 +31,7 @@ class PixelPair:
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """What a model said about pictures whose masks are known, in numbers of labelled pixels."""
+    """A model's answers to pictures whose masks are known, in numbers of labelled pixels."""
 
     names: list[str]
     classes: list[str]

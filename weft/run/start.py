@@ -1,0 +1,128 @@
+"""The start of a new run: what was asked for, what nobody said, and the folder."""
+
+import contextlib
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.config import Config, override, read_yaml
+from weft.engine.device import World, joined
+from weft.engine.log import Screen
+from weft.engine.optim import stretched
+from weft.engine.state import (
+    STATE,
+    is_unfinished_start,
+    job_name,
+    last_user,
+)
+from weft.errors import WeftError, check_writable
+from weft.models.registry import check_name
+from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
+from weft.run.data import absolute_paths, open_data
+from weft.run.recipes import find_recipe
+from weft.run.resume import resume_run
+from weft.run.session import RunSession, locked_by_main
+from weft.run.train import Run
+
+
+def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:
+    restarted = bool(out) and is_restarted(Path(out))
+    if restarted and (Path(out) / STATE).exists():
+        return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
+    with joined() as world:
+        with world.together():
+            file = read_yaml(config) if config else {}
+            given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
+            given = {**model_of_init(override(Config(), {**file, **given})), **given}
+            settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
+            first = stretch(override(Config(), settings), set(file) | set(given), recipe)
+            if not first.data.source:
+                raise WeftError(
+                    "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
+                )
+            check_settings(first)
+            check_out(out, first, world, restarted)
+            if first.model.name != "auto":
+                check_name(first.model.name)
+        world = world.take_device(first.run.device)
+        say = Screen(quiet or not world.is_main).say
+        data = open_data(first, world, say)
+        if not recipe and not config:
+            recipe = choose_recipe(first, data.source.task, len(data.split.train))
+            settings = {**find_recipe(recipe), **given}
+            say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
+        full = stretch(override(Config(), settings), set(file) | set(given), recipe)
+        full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
+        with world.together():
+            check_settings(full)
+            check_task_settings(full)
+            check_name(full.model.name)
+        if full.run.minutes and "run.epochs" in given:
+            choices.append("run.minutes decides how many epochs there are; run.epochs is not used")
+        for line in choices:
+            say(line)
+        folder = world.on_main(lambda: new_folder(out, full))
+        with locked_by_main(world, folder):
+            world.on_main(lambda: check_out(out, full, world, restarted))  # again: nobody else can come in now
+            preprocessing = world.on_main(
+                lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
+            )
+            session = RunSession(folder, full, world, data, preprocessing, quiet)
+            session.prepare_new()
+            return session.train()
+
+
+def model_of_init(config: Config) -> dict[str, Any]:
+    """The model and arguments that a run to start from was trained with, where no model was asked for."""
+    file = Path(config.model.init) / "config.json"
+    if config.model.name != "auto" or not config.model.init or not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "global_pool")
+    args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
+    return {"model.name": content["architecture"], "model.args": args}
+
+
+def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
+    """Raises unless the run can have its folder: not among the pictures, and over nothing that exists."""
+    folder = Path(out or "runs")
+    for source in filter(None, (config.data.source, config.data.val)):
+        pictures = Path(source).expanduser()
+        if pictures.is_dir() and folder.resolve().is_relative_to(pictures.resolve()):
+            raise WeftError(f"{folder} lies inside the data, {source}; choose a place outside of it with --out.")
+    if out and (folder / STATE).exists():
+        raise WeftError(f"{out} holds a run; go on with it: weft train --resume {out}; or choose another --out.")
+    if out and not restarted and world.is_main and not is_unfinished_start(folder):
+        check_writable(folder)
+    if not out and world.size > 1:
+        raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
+
+
+def new_folder(out: str, config: Config) -> Path:
+    """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
+    name = Path(config.data.source.replace(":", "-")).stem or "data"
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
+    for number in itertools.count(1):
+        folder = Path("runs") / f"{name}-{config.model.name}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("there is always one more number")
+
+
+def is_restarted(folder: Path) -> bool:
+    """Whether torchrun starts this command again after a failure: then a process of the same job used the folder."""
+    return bool(job_name()) and last_user(folder).endswith(job_name())
+
+
+def stretch(config: Config, given: set[str], recipe: str) -> Config:
+    """A recipe for another number of epochs: its warm-up and other lengths keep their share of the run."""
+    if not recipe or "run.epochs" not in given:
+        return config
+    planned = override(Config(), find_recipe(recipe)).run.epochs
+    kept = {key.removeprefix("optim."): getattr(config.optim, key[6:]) for key in given if key.startswith("optim.")}
+    return replace(config, optim=replace(stretched(config.optim, config.run.epochs / planned), **kept))
