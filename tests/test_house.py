@@ -30,7 +30,7 @@ CLASSES_BEING_RENAMED = {
 BEING_MENDED = {
     "docstring": {"all of weft": 146},
     "task": {"all of weft": 39},
-    "function": {"weft/models/vitae.py": 1, "weft/models/vt_resnet.py": 1},
+    "function": {},
     "file": {},
 }
 

@@ -29,17 +29,17 @@ def check_switch(**switches: object) -> None:
 
 
 def check_positive(**numbers: object) -> None:
-    """Raises for what is no positive whole number."""
+    """Raises for anything but a positive whole number."""
     for name, value in numbers.items():
         if type(value) is not int or value <= 0:
-            raise WeftError(f"{name}={value!r} is no positive whole number.")
+            raise WeftError(f"{name}={value!r} is not a positive whole number.")
 
 
 def check_ratio(**numbers: object) -> None:
-    """Raises for what is no positive number, whole or not."""
+    """Raises for anything but a positive number, whole or not."""
     for name, value in numbers.items():
         if type(value) not in (int, float) or not 0 < value < math.inf:  # pyright: ignore[reportOperatorIssue]
-            raise WeftError(f"{name}={value!r} is no positive number.")
+            raise WeftError(f"{name}={value!r} is not a positive number.")
 
 
 def check_widths(dim: int, num_heads: int) -> None:
@@ -49,16 +49,16 @@ def check_widths(dim: int, num_heads: int) -> None:
 
 
 def check_rates(**rates: float) -> None:
-    """Raises for a rate that is no probability below 1."""
+    """Raises for a rate that is not a probability below 1."""
     for name, value in rates.items():
         if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise WeftError(f"{name}={value!r} is no rate; choose a number from 0 up to, but not including, 1.")
+            raise WeftError(f"{name}={value!r} is not a rate; choose a number from 0 up to, but not including, 1.")
 
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raises unless `value` is one of `choices`, and then says which values exist.
 
-    The type counts, too: `True` is not the `1` of a list of numbers.
+    The type counts as well: `True` is not the `1` of a list of numbers.
     """
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise WeftError(f"{name}={value!r} does not exist; choose from {', '.join(map(repr, choices))}.")

@@ -145,7 +145,7 @@ def test_models_table():
         (["convert", "nowhere.pth", "--model", "cvt_13", "--out", "x"], ["nowhere.pth", "does not exist"]),
         (["convert", "nowhere.pth", "--out", "x"], ["--model"]),
         (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "tests"], ["tests", "choose another place"]),
-        (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "x"], ["pyproject.toml", "no checkpoint"]),
+        (["convert", "pyproject.toml", "--model", "cvt_13", "--out", "x"], ["pyproject.toml", "not a checkpoint"]),
         (["train", "tests", "--epoch", "3"], ["--epoch", "Did you mean --epochs"]),
         (["train", "tests", "--optim.lrr", "3"], ["optim.lrr", "Did you mean 'optim.lr'"]),
         (["train", "tests", "--epochs", "many"], ["--epochs", "many"]),

@@ -401,5 +401,5 @@ def test_robustness_counts_answers():
     assert (shift.kind, shift.change, shift.agreement, shift.accuracy) == ("shift", 1, 7 / 8, 3 / 8)
     assert (shift.n, shift.accuracy_before) == (2, 0.5)
     assert robustness(answer, [(pictures, None)], scales=(), shifts=(1,))[0].accuracy is None
-    with pytest.raises(WeftError, match=r"scales=0 is no positive number"):
+    with pytest.raises(WeftError, match=r"scales=0 is not a positive number"):
         robustness(answer, [(pictures, None)], scales=(0,))

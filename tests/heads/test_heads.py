@@ -221,9 +221,9 @@ def test_without_auxiliary_head():
         ("fpn", dict(chanels=64), "has no argument 'chanels'; it has channels, .* Did you mean 'channels'?"),
         ("fpn", dict(aux_channels=64), "has no argument 'aux_channels'"),
         ("fpn", dict(norm="layer"), "norm='layer' does not exist; choose from 'batch', 'group', 'none'"),
-        ("vt-fpn", dict(token_dim=0), "token_dim=0 is no positive whole number"),
-        ("vt-fpn", dict(channels=40), "channels=40 is no multiple of 16"),
-        ("upernet", dict(dropout=1.5), "dropout=1.5 is no rate"),
+        ("vt-fpn", dict(token_dim=0), "token_dim=0 is not a positive whole number"),
+        ("vt-fpn", dict(channels=40), "channels=40 is not a multiple of 16"),
+        ("upernet", dict(dropout=1.5), "dropout=1.5 is not a rate"),
         ("upernet", dict(aux_channels=-1), "aux_channels=-1"),
     ],
 )

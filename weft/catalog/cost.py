@@ -1,4 +1,4 @@
-"""What a model costs: parameters, and multiply-accumulates counted on the meta device."""
+"""Costs of a model: parameters, and multiply-accumulates counted on the meta device."""
 
 import torch
 from torch import nn

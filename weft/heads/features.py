@@ -106,7 +106,7 @@ class Features(nn.Module):
                 maps = self._trunk_maps(torch.zeros(1, channels, *TRIAL, **dd))
         except Exception as error:
             raise WeftError(
-                f"The model cannot give maps of pictures of any size; choose another: {_line(error)}"
+                f"The model gives no feature maps for pictures of any size; choose another model: {_line(error)}"
             ) from error
         self.trunk.train(training)
         reached = _reached(maps)
@@ -193,7 +193,7 @@ def _source(stride: int, own: list[int]) -> int:
 
 
 def _maker(channels: int, source: int, stride: int, **dd: Any) -> tuple[nn.Module, int]:
-    """What makes a map of `stride` out of one of `source`, and how many channels it then has."""
+    """The module that makes a map of `stride` out of one of `source`, and the channels of that map."""
     if stride >= source:
         return (nn.MaxPool2d(stride // source, ceil_mode=True) if stride > source else nn.Identity()), channels
     layers: list[nn.Module] = []

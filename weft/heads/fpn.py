@@ -98,7 +98,7 @@ class SemanticFPN(PyramidHead):
         super().__init__(FPN(in_channels, channels), SemanticHead(channels, classes, head_channels, norm, dropout))
 
 
-# What the heads share -------------------------------------------------------------------------------------------
+# Shared by the heads --------------------------------------------------------------------------------------------
 
 
 def resize(x: Tensor, like: Tensor) -> Tensor:

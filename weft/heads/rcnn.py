@@ -57,7 +57,7 @@ class RCNNArgs:
         )
         check_choice("norm", self.norm, tuple(NORMS))
         if not isinstance(self.anchor_ratios, list | tuple):
-            raise WeftError(f"anchor_ratios={self.anchor_ratios!r} is no list, such as [0.5, 1, 2].")
+            raise WeftError(f"anchor_ratios={self.anchor_ratios!r} is not a list; give one such as [0.5, 1, 2].")
         if not isinstance(self.anchor_sizes, list | tuple) or len(self.anchor_sizes) != LEVELS:
             raise WeftError(f"anchor_sizes={self.anchor_sizes!r}: give {LEVELS} sizes in pixels, one for each level.")
         if len({len(level) for level in self.levels}) > 1:

@@ -26,7 +26,7 @@ class VTFPN(nn.Module):
     ):
         super().__init__()
         if channels % groups:
-            raise WeftError(f"channels={channels!r} is no multiple of {groups}, the groups of VT-FPN's queries.")
+            raise WeftError(f"channels={channels!r} is not a multiple of {groups}, the groups of VT-FPN's queries.")
         self.num_tokens = num_tokens
         self.laterals = nn.ModuleList(nn.Conv2d(width, channels, 1) for width in in_channels)
         self.tokenizers = nn.ModuleList(

@@ -203,7 +203,9 @@ class HybridModel(nn.Module):
 
 def _check_classes(num_classes: object) -> None:
     if type(num_classes) is not int or num_classes < 0:
-        raise WeftError(f"num_classes={num_classes!r} is no number of classes; 0 stands for no classifier.")
+        raise WeftError(
+            f"num_classes={num_classes!r} is not a number of classes; give 0 for a model without a classifier."
+        )
 
 
 def _classifier(

@@ -31,7 +31,7 @@ CE_LAYERS = (1, 3, 5, 7)
 CE_EXPANSIONS = (1, 2)
 STEM_STRIDES = {4: (2, 2), 2: (1, 2), 1: (1, 1)}  # of the two halves of the stem, S0 and the CE of the first stage
 
-# What brings the units to the parameter counts of table 6.
+# These bring the units to the parameter counts of table 6.
 GHOST_EXPANSION = 7
 SHUFFLE_EXPANSION, SHUFFLE_GROUPS = 4, 2
 DENSE_GROWTH, DENSE_BOTTLENECK = 1 / 8, 2  # growth as a part of the width
@@ -57,7 +57,7 @@ class ShuffleUnit(nn.Module):
     def __init__(self, chs: int, stride: int, **dd: Any):
         super().__init__()
         if chs % SHUFFLE_GROUPS:
-            raise WeftError(f"ce_unit='shuffle' needs widths that {SHUFFLE_GROUPS} divides; found {chs!r}.")
+            raise WeftError(f"ce_unit='shuffle' needs widths that are multiples of {SHUFFLE_GROUPS}; found {chs!r}.")
         hidden, groups = SHUFFLE_EXPANSION * chs, SHUFFLE_GROUPS
         self.has_skip = stride == 1
         self.layers = nn.Sequential(
@@ -115,7 +115,7 @@ class EverySecond(nn.Module):
 
 def resnet_unit(chs: int, stride: int, squeeze: bool, **dd: Any) -> nn.Module:
     if chs % 4:
-        raise WeftError(f"ce_unit='resnet' and 'seresnet' need widths that 4 divides; found {chs!r}.")
+        raise WeftError(f"ce_unit='resnet' and 'seresnet' need widths that are multiples of 4; found {chs!r}.")
     shortcut = None
     if stride > 1:
         conv = nn.Conv2d(chs, chs, 1, bias=False, **dd)
@@ -147,7 +147,7 @@ def check_embedding(unit: str, layers: int, expand: Sequence[int], stem_stride: 
     check_choice("ce_unit", unit, CE_UNITS)
     check_choice("ce_layers", layers, CE_LAYERS)
     if not isinstance(expand, list | tuple) or not expand:
-        raise WeftError(f"ce_expand={expand!r} is no list of expansions such as (2,) or (2, 1).")
+        raise WeftError(f"ce_expand={expand!r} is not a list of expansions; give one such as (2,) or (2, 1).")
     for value in expand:
         check_choice("ce_expand", value, CE_EXPANSIONS)
     if layers == 1 and unit not in ("fused", "mbconv"):
@@ -186,7 +186,7 @@ def conv_embedding(
 def token_embedding(
     kind: str, stage: int, in_chs: int, dim: int, stem_stride: int = 4, **dd: Any
 ) -> ConvolutionalEmbedding | ConvEmbed:
-    """What takes `stage` of a network from the map before it: a "ce", or one of the kinds of ConvEmbed."""
+    """The embedding in front of `stage`: a "ce", or one of the kinds of ConvEmbed."""
     if kind == "ce":
         return conv_embedding(stage, in_chs, dim, stem_stride, **dd)
     return ConvEmbed(kind, in_chs, dim, stem_stride if stage == 0 else 2, stem=stage == 0, **dd)

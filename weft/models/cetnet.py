@@ -51,7 +51,7 @@ EMBED_BLOCKS = 2  # LEWin blocks of a T in the place of an embedding
 class LEWinAttention(nn.Module):
     """Window attention whose q, k and v come, with `le="qkv"`, from depth-wise convolutions of the map.
 
-    `grid` is the size of the maps for which it is made; others come, too.
+    `grid` is the size of the maps for which its mask is made; it takes others as well.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class HalvingPool(nn.Module):
 def parse_pattern(pattern: str) -> list[str]:
     slots = pattern.split("-") if isinstance(pattern, str) else []
     if len(slots) != 8 or set(slots) - {"C", "T"}:
-        raise WeftError(f"pattern={pattern!r} does not exist; give eight letters C or T, such as {PATTERN!r}.")
+        raise WeftError(f"pattern={pattern!r} is not a pattern; give eight letters C or T, such as {PATTERN!r}.")
     return slots
 
 

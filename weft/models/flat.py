@@ -47,7 +47,7 @@ class FlatModel(HybridModel):
             trunc_normal_(self.cls_token, std=0.02)
 
     def forward_embed(self, x: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """What lies between reductions and blocks: class token and positions."""
+        """Adds class token and positions, between reductions and blocks."""
         cls = self.cls_token.expand(x.shape[0], -1, -1) if self.cls_token is not None else None
         if self.pos_embed is not None:
             x, cls = self.pos_embed(x, cls)

@@ -209,7 +209,7 @@ def check_heads(dims: Sequence[int], num_heads: Sequence[int]) -> None:
 
 
 def check_stages(count: int, **lists: Sequence[Any]) -> None:
-    """Raises for a list that has not one entry per stage."""
+    """Raises for a list without one entry per stage."""
     for name, values in lists.items():
         if not isinstance(values, list | tuple) or len(values) != count:
             raise WeftError(f"{name}={values!r} must be a list with one entry for each of the {count} stages.")

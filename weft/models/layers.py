@@ -1,4 +1,4 @@
-"""What two or more families share.
+"""Layers and helpers that two or more families share.
 
 One memory layout holds everywhere: a feature map is a contiguous (B, H, W, C) tensor. Its tokens are the view
 (B, H*W, C); a convolution sees the view (B, C, H, W), which is torch's channels-last format. Nothing is copied on
@@ -291,7 +291,7 @@ class PositionEmbedding(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Which pictures of a batch skip a branch of a block; map and class token skip it together."""
+    """Draws the pictures of a batch that skip a branch of a block; map and class token skip it together."""
 
     def __init__(self, drop_prob: float):
         super().__init__()

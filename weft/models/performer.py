@@ -26,7 +26,7 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
         y = phi(q) (sum_t phi(k_t)^T v_t) / (phi(q) sum_t phi(k_t) + 1e-8).
 
-    Computed in float32, under autocast and in half-precision models, too. The features grow up to exp(m / 2) and shrink
+    Computed in float32, also under autocast and in half-precision models. The features grow up to exp(m / 2) and shrink
     without limit, so float32 alone is not enough: everything stays a logarithm until a softmax takes it. That of the
     keys runs over the tokens, that of a query over the features and, as one more, the 1e-8.
     """

@@ -78,7 +78,7 @@ def build(
     if pretrained and cfg.origin_url and not (cfg.has_weights or cfg.state_dict):
         raise WeftError(
             f"{variant} has no weights on a hub; the authors' files are at {cfg.origin_url}, and"
-            f" `weft convert FILE --model {variant} --out DIR` makes a model of them."
+            f" `weft convert FILE --model {variant} --out DIR` turns them into a model."
         )
     defaults = dict(img_size=cfg.input_size[1:], **defaults)
     model = build_model_with_cfg(

@@ -142,7 +142,7 @@ class ReductionCell(nn.Module):
             self.pcm = pcm(widths, PCM_STRIDES[stride], (False, True, False), 1, True, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        # At stride 4, and at sizes that are no multiples of it, PRM and PCM would round to different grids.
+        # At stride 4, and at sizes that are not multiples of it, PRM and PCM would round to different grids.
         x = pad_to_multiple(x, self.stride)
         y = self.proj(self.prm(x))
         if self.transformer is not None:
@@ -218,7 +218,7 @@ class ViTAE(FlatModel):
         stem_stride: stride of the first reduction cell, 4, or 2 or 1 to keep a useful grid on small pictures: a token
             covers 4 * stem_stride pixels. Weights keep their shapes.
         dilations: the sets of the three PRMs (table 3); an empty set stands for T2T-ViT's soft split.
-        rc_attention: "performer" or "softmax". full_rc3: attention, PCM and FFN in the third reduction cell, too.
+        rc_attention: "performer" or "softmax". full_rc3: attention, PCM and FFN in the third reduction cell as well.
         rc_pcm: PCM in the reduction cells (table 3).
         nc_pcm: the PCM of the normal cells joins "pre" or "post" the FFN, or there is "none" (table 3).
         nc_pcm_norm: BatchNorm in the PCM of the normal cells, if there is one (table 3). nc_pcm_convs: 3, or 2 for the
@@ -302,13 +302,13 @@ class ViTAE(FlatModel):
 
 
 def check_cells(**lists: Sequence[Any]) -> None:
-    """Raises for a list that has not one entry per reduction cell, and for a dilation that is no whole number."""
+    """Raises for a list without one entry per reduction cell, and for a dilation that is not a whole number."""
     for name, values in lists.items():
         if not isinstance(values, list | tuple) or len(values) != 3:
-            raise WeftError(f"{name}={values!r} has not three entries; ViTAE has three reduction cells.")
+            raise WeftError(f"{name}={values!r} must be a list with one entry for each of the three reduction cells.")
     for dilations in lists["dilations"]:
         if not isinstance(dilations, list | tuple) or not all(isinstance(d, int) and d > 0 for d in dilations):
-            raise WeftError(f"dilations={lists['dilations']!r} are no lists of positive whole numbers.")
+            raise WeftError(f"dilations={lists['dilations']!r} must be lists of positive whole numbers.")
 
 
 # Variants -------------------------------------------------------------------------------------------------------

@@ -87,7 +87,9 @@ def _groups(in_chs: int, out_chs: int, group_width: int) -> int:
     check_positive(in_chs=in_chs, out_chs=out_chs, group_width=group_width)
     groups = out_chs // group_width
     if out_chs % group_width or in_chs % groups:
-        raise WeftError(f"group_width={group_width!r} does not part {in_chs} and {out_chs} channels into equal groups.")
+        raise WeftError(
+            f"group_width={group_width!r} does not divide {in_chs} and {out_chs} channels into equal groups."
+        )
     return groups
 
 
@@ -183,7 +185,7 @@ class RecurrentTokenizer(nn.Module):
         super().__init__()
         check_positive(token_dim=token_dim)
         if type(carried) is not int or carried < 0:
-            raise WeftError(f"carried={carried!r} is no number of tokens.")
+            raise WeftError(f"carried={carried!r} is not a number of tokens.")
         self.heads = _groups(in_chs, in_chs, group_width)
         self.carried = carried
         self.query = TokenConv(token_dim, in_chs, **dd)  # W_(T -> R)
@@ -250,7 +252,9 @@ class Transformer(nn.Module):
         super().__init__()
         check_positive(token_dim=dim, num_heads=num_heads, groups=groups)
         if dim % (2 * num_heads) or dim % (2 * groups):
-            raise WeftError(f"token_dim={dim!r} is no multiple of 2 * {num_heads} heads and of 2 * {groups} groups.")
+            raise WeftError(
+                f"token_dim={dim!r} must be a multiple of 2 * {num_heads} (heads) and of 2 * {groups} (groups)."
+            )
         self.num_heads = num_heads
         self.query = GroupedConv(dim, dim // 2, groups, **dd)
         self.key = GroupedConv(dim, dim // 2, groups, **dd)

@@ -265,7 +265,7 @@ class VTResNet(HybridModel):
         return to_nhwc(x), tokens, maps
 
     def forward_final_norm(self, x: Tensor, cls: Optional[Tensor]) -> Tensor:
-        """What the head averages: (B, L, CT) tokens, or a (B, C, H, W) map."""
+        """Returns the (B, L, CT) tokens or the (B, C, H, W) map that the head averages."""
         tokens = cls if self.head_reads_tokens else None
         return to_nchw(x) if tokens is None else tokens
 

@@ -107,7 +107,7 @@ def cut(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _margin(side: int, multiple: int) -> int:
-    """What `side` lacks to a multiple."""
+    """Pixels missing from `side` to the next multiple."""
     return ((side - 1) // multiple + 1) * multiple - side
 
 

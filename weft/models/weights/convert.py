@@ -29,7 +29,7 @@ FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[StateDict, str]:
-    """The weights in a file, a folder or a state dict, and what to call their place in a message."""
+    """The weights in a file, a folder or a state dict, and what messages call their place."""
     if isinstance(source, str | os.PathLike):
         return load_weights(source), os.fspath(source)
     return _unwrap(source, "the state dict"), "the state dict"
@@ -53,7 +53,7 @@ def load_weights(source: str | os.PathLike[str]) -> StateDict:
     except WeftError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        raise WeftError(f"{path} is truncated or no checkpoint; expected safetensors or a torch file.") from error
+        raise WeftError(f"{path} is truncated or not a checkpoint; expected safetensors or a torch file.") from error
     return _unwrap(content, str(path))
 
 
@@ -66,7 +66,9 @@ def _load_pickle(path: Path) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:
             raise
-        raise WeftError(f"{path} refers to {found[1]}, which is no tensor; refused. Expected tensors only.") from error
+        raise WeftError(
+            f"{path} refers to {found[1]}, which is not a tensor; refused, give a file of tensors alone."
+        ) from error
 
 
 def _unwrap(content: Any, where: str) -> StateDict:
@@ -106,13 +108,13 @@ def convert(
         Face CvT gets the exact GELU that transformers computes with, an official one the QuickGELU it was trained with.
 
     Raises:
-        WeftError: the file cannot be read safely, or holds something else than `model`.
+        WeftError: the file cannot be read safely, or holds weights of something other than `model`.
     """
     state, where = read_state(source)
     layout = recognise(state)
     if layout is None:
         known = ", ".join(entry.name for entry in LAYOUTS)
-        raise WeftError(f"{where} has none of the layouts {known}; its first key is {next(iter(state))!r}.")
+        raise WeftError(f"{where} matches none of the known layouts ({known}); its first key is {next(iter(state))!r}.")
     names = timm.list_models(module=layout.family)
     if model not in [*names, *timm.list_models(module=layout.family, include_tags=True)]:
         raise WeftError(
@@ -148,9 +150,7 @@ def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict,
     except WeftError:
         raise
     except (KeyError, IndexError, ValueError, RuntimeError) as error:
-        raise WeftError(
-            f"{where} is no {layout.name} checkpoint: its tensors have other names or dimensions."
-        ) from error
+        raise WeftError(f"{where} looks like {layout.name}, but its tensors have other names or dimensions.") from error
     for key, value in native.items():
         native[key] = value.detach().clone().float() if value.is_floating_point() else value.clone()
     return native, args

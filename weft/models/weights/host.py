@@ -25,13 +25,13 @@ SWIN = [  # timm's names and the authors'
     (r"^head\.fc\.", "head."),
 ]
 RESNET = [(r"^(conv1|bn1|layer[123])\.", r"resnet.\1.")]
-IN_HOST = {  # what a host has and the hybrid has not: its embeddings, its last stage, what is computed
+IN_HOST = {  # tensors of a host that the hybrid lacks: embeddings, the last stage, computed buffers
     CESwin: r"^patch_embed\.|\.downsample\.|relative_position_index$|\.attn_mask$",
     VTResNet: r"^(layer4|fc)\.",
 }
 IN_HYBRID = r"^stages\.\d+\.embed\.|^head\."  # of the hosts with CE
 IN_VT = r"^(?!resnet\.)"
-LEFT = rf"{IN_HYBRID}|^norm\.|^stages\.\d+\.(?:cls_token|pos_embed)"  # what `features_only` has not
+LEFT = rf"{IN_HYBRID}|^norm\.|^stages\.\d+\.(?:cls_token|pos_embed)"  # absent with `features_only`
 SURPLUS_BLOCKS = 2  # that a stage of a host has more, at most
 
 
@@ -63,9 +63,9 @@ def load_host(
         model = model.model  # pyright: ignore[reportAssignmentType]  of `features_only`
     if isinstance(model, VTResNet) and model.bottleneck_stride not in ("", bottleneck_stride):
         raise WeftError(
-            f"bottleneck_stride={bottleneck_stride!r} of the weights is not that of the model; make it with"
-            f" bottleneck_stride={bottleneck_stride!r}, or say load_host(..., bottleneck_stride="
-            f"{model.bottleneck_stride!r}) if the weights have it there."
+            f"The weights have bottleneck_stride={bottleneck_stride!r}, the model was made with"
+            f" {model.bottleneck_stride!r}; make it with {bottleneck_stride!r} or, if the weights do have their stride"
+            f" there, call load_host(..., bottleneck_stride={model.bottleneck_stride!r})."
         )
     state, where = read_state(source)
     host = _host_part(model, state)
@@ -78,10 +78,10 @@ def load_host(
             taken[key] = found
         elif not own.match(key):
             what = "which is missing" if found is None else f"found {tuple(found.shape)}"
-            raise WeftError(f"{where} is no host for this model: expected {key} {tuple(value.shape)}, {what}.")
+            raise WeftError(f"{where} is not a host of this model: expected {key} {tuple(value.shape)}, {what}.")
     strange = next((key for key in host if key not in taken and not _may_be_left(model, key)), None)
     if strange is not None:
-        raise WeftError(f"{where} is no host for this model: found {strange}, which has no place in it.")
+        raise WeftError(f"{where} is not a host of this model: found {strange}, which has no place in it.")
     model.load_state_dict(taken, strict=False)
     return [key for key in expected if key not in taken]
 

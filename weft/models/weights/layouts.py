@@ -72,7 +72,9 @@ def _split_positions(state: StateDict, published: str, native: str, class_token:
     count = positions.shape[1]
     side = math.isqrt(count)
     if side == 0 or side * side != count:
-        raise WeftError(f"{published} has {count} positions, which is no square; published files are square.")
+        raise WeftError(
+            f"{published} has {count} positions, which form no square; the grids of published files are square."
+        )
     state[f"{native}.grid"] = positions[0].unflatten(0, (side, side))
 
 
