@@ -15,6 +15,7 @@ from weft.data.boxes import coco as boxes
 from weft.data.boxes.coco import open_boxes, open_coco
 from weft.data.boxes.shapes import encode
 from weft.data.check.boxes import FAULTS, check_boxes
+from weft.data.check.scan import LookLimits
 from weft.data.demo import open_nuclei
 from weft.data.read import MAX_PIXELS
 from weft.data.sources.renamed import RenamedTargets
@@ -24,7 +25,7 @@ GOOD = thing(100, [1, 1, 4, 4])
 
 
 def found(source, **more):
-    return check_boxes(source, max_pixels=MAX_PIXELS, **more)
+    return check_boxes(source, LookLimits(MAX_PIXELS, **more))
 
 
 def problems(source, **more) -> dict:

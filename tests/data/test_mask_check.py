@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from weft.data.check.findings import Problem
 from weft.data.check.masks import MaskFindings, check_masks
+from weft.data.check.scan import LookLimits
 from weft.data.masks.folders import open_masks
 from weft.data.sources.renamed import RenamedTargets
 from weft.data.sources.source import JoinedReaders, Source
@@ -36,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def check(source: Source, **options) -> MaskFindings:
-    return check_masks(source, max_pixels=10**6, **options)
+    return check_masks(source, LookLimits(10**6, **options))
 
 
 def only(findings: MaskFindings, kind: str) -> Problem:

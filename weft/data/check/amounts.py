@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.data.check.check import QUANTILES
-from weft.data.check.findings import DataReport
+from weft.data.check.findings import DataReport, quantiles
 from weft.data.read import BadPicture
 from weft.data.sources.source import Source
 from weft.data.targets import MASKS, OBJECTS
@@ -49,8 +48,7 @@ def object_sizes(source: Source, positions: np.ndarray) -> dict[str, float]:
             continue
         areas.append(objects.area[~objects.crowd])
     sides = np.sqrt(np.concatenate(areas))
-    sides = sides[np.isfinite(sides)]
-    return {name: float(np.quantile(sides, q)) for name, q in QUANTILES.items()} if len(sides) else {}
+    return quantiles(sides[np.isfinite(sides)])
 
 
 MEASURES = {MASKS: ("pixels", count_pixels), OBJECTS: ("object_sizes", object_sizes)}  # an entry of the report

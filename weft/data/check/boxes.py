@@ -1,6 +1,5 @@
 """Checks the objects of a set before anything is trained on them, and names files, objects and numbers."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +8,12 @@ import numpy as np
 
 from weft.data.boxes.annotations import Annotations, Faults
 from weft.data.boxes.shapes import extent
-from weft.data.check.findings import Problem, Severity
-from weft.data.check.scan import Progress, in_threads
+from weft.data.check.findings import Problem, Severity, quantiles
+from weft.data.check.scan import LookLimits, look_at_all
 from weft.data.read import BadPicture, OpenedPicture
 from weft.data.sources.source import Source
 from weft.words import many
 
-LISTED = 1000  # names that a problem lists; `count` has them all
 NOTHING = "without objects: there is nothing to learn"
 LARGE = 8.0  # pixels; of smaller boxes nobody can say whether their shapes lie in them
 FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is counted, and what is said of it
@@ -58,42 +56,24 @@ class ObjectSummary:
     far: str = ""  # an object whose shape lies elsewhere than its box
 
 
-def check_boxes(
-    source: Source,
-    *,
-    max_pixels: int,
-    quick: bool = False,
-    seconds: float = 10.0,
-    bad_files: float = 0.01,
-    progress: Progress | None = None,
-) -> BoxFindings:
-    """Looks at all objects and at the headers of their pictures (quick: at as many as fit into `seconds`).
+def check_boxes(source: Source, limits: LookLimits) -> BoxFindings:
+    """Looks at the objects, and at the headers of their pictures.
 
     Pictures that cannot be read are not counted here. Those whose objects cannot be used are a warning up to the part
     `bad_files` of all.
     """
-    deadline = time.monotonic() + seconds if quick else float("inf")
-
-    def look(index: int) -> ObjectSummary | None:
-        if time.monotonic() > deadline:
-            return None
-        try:
-            return _look(source, index, max_pixels)
-        except BadPicture:
-            return None
-
-    order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
-    answers = sorted(in_threads(look, order, progress, deadline), key=lambda answer: answer[0])
+    answers = look_at_all(source, lambda index: _look(source, index, limits.max_pixels), limits)
+    answers = sorted(answers, key=lambda answer: answer[0])
     looks = {index: answer for index, answer in answers if isinstance(answer, ObjectSummary)}
     labels, pixels, parts = (
         np.concatenate([getattr(look, column) for look in (ObjectSummary(), *looks.values())])
         for column in ("labels", "pixels", "parts")
     )
     return BoxFindings(
-        problems=[*_faults(source), *_of_pictures(source, looks, bad_files)],
+        problems=[*_faults(source), *_of_pictures(source, looks, limits.bad_files)],
         objects=np.bincount(labels, minlength=len(source.classes)).tolist(),
-        sizes=_quantiles(pixels),
-        parts=_quantiles(parts),
+        sizes=quantiles(pixels),
+        parts=quantiles(parts),
         bad={source.names[i]: look.wrong for i, look in looks.items() if look.wrong},
         looked_at=len(looks),
     )
@@ -158,8 +138,8 @@ def _read_faults(targets: Any) -> Iterator[Faults]:
 def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: float) -> Iterator[Problem]:
     def problem(severity: Severity, kind: str, what: str, text: str, details: dict[int, str], n: int = 0) -> Problem:
         """`n` of `what`, where that is not the number of pictures."""
-        names = {source.names[i]: words for i, words in [*details.items()][:LISTED]}
-        return Problem(severity, kind, f"{many(n or len(details), what)} {text}.", [*names], names, count=len(details))
+        text = f"{many(n or len(details), what)} {text}."
+        return Problem.at(source.names, [*details], severity, kind, text, lambda i: details[i])
 
     if bad := {i: look.wrong for i, look in looks.items() if look.wrong}:
         severity = "error" if len(bad) > bad_files * len(looks) else "warning"
@@ -174,11 +154,6 @@ def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: flo
         text = "without objects; " + ("is that right for most of them?" if most else "kept, as examples of nothing")
         severity = "error" if len(empty) == len(looks) else "warning" if most else "note"
         yield problem(severity, "no-objects", "picture", text if severity != "error" else NOTHING, empty)
-
-
-def _quantiles(values: np.ndarray) -> dict[str, float]:
-    places = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "max": 1.0}
-    return {name: float(np.quantile(values, place)) for name, place in places.items()} if len(values) else {}
 
 
 def _written(box: np.ndarray) -> str:

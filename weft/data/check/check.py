@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.config import DataConfig
 from weft.data.check.duplicates import equal_groups, near_pairs
-from weft.data.check.findings import SEVERITIES, CopyPair, DataReport, Problem, Severity
+from weft.data.check.findings import LISTED, SEVERITIES, CopyPair, DataReport, Problem, Severity, quantiles
 from weft.data.check.scan import Progress, Scan, read_all, read_headers
 from weft.data.check.targets import look_at_targets
 from weft.data.sources.source import Source, alike
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 SIDES = ("train", "val", "test", "")
 QUICK_SECONDS = 10.0
-LISTED = 1000  # names and pairs that a problem lists; `count` has them all
 TINY = 8  # pixels
 HUGE = 50_000_000  # pixels
 LONG = 5.0  # longer side over shorter side
 UNBALANCED = 5.0  # largest class over smallest class
-QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "max": 1.0}
 KINDS = {  # ending to formats
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif", "mpo"), ("JPEG", "MPO")),
     **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), ("PPM",)),
@@ -77,8 +75,8 @@ def check(
         counts=view.counts,
         channels=_common(_colours(read)),
         depth=_common(read["depth"]),
-        width=_quantiles(read["width"]),
-        height=_quantiles(read["height"]),
+        width=quantiles(read["width"]),
+        height=quantiles(read["height"]),
         sizes=_histogram(np.minimum(read["width"], read["height"])),
         formats=dict(Counter(read["format"].tolist()).most_common()),
         modes=dict(Counter(read["mode"].tolist()).most_common()),
@@ -105,18 +103,6 @@ class CheckedSource:
         }
         self.pictures = {side: len(positions) for side, positions in members.items()}
         self.counts = {side: _count(source, positions) for side, positions in members.items()}
-
-    def problem(
-        self,
-        severity: Severity,
-        kind: str,
-        text: str,
-        positions: Sequence[int] | np.ndarray,
-        detail: Callable[[int], str] = lambda i: "",
-    ) -> Problem:
-        listed = [int(i) for i in positions[:LISTED]]
-        details = {self.source.names[i]: detail(i) for i in listed}
-        return Problem(severity, kind, text, list(details), details, count=len(positions))
 
     def pairs(self, severity: Severity, kind: str, text: str, pairs: Iterable[tuple[int, int, float]]) -> Problem:
         """A problem of pairs (position, position, distance); details say where each picture is and what it shows."""
@@ -157,7 +143,8 @@ def _unreadable(view: CheckedSource) -> Iterable[Problem]:
             else "left out of training"
         )
         text = f"{many(len(bad), 'file')} cannot be read ({part:.1%}): {then}."
-        yield view.problem("error" if too_many else "warning", "unreadable", text, sorted(bad), lambda i: bad[i])
+        severity: Severity = "error" if too_many else "warning"
+        yield Problem.at(view.source.names, sorted(bad), severity, "unreadable", text, lambda i: bad[i])
 
 
 def _leaks(view: CheckedSource) -> Iterable[Problem]:
@@ -299,13 +286,14 @@ def _oddities(view: CheckedSource) -> Iterable[Problem]:
 
     for severity, kind, chosen, text in rules:
         if chosen.any():
-            positions = read[chosen]
-            yield view.problem(severity, kind, f"{many(len(positions), 'picture')} {text}", positions, detail)
+            positions, text = read[chosen], f"{many(int(chosen.sum()), 'picture')} {text}"
+            yield Problem.at(view.source.names, positions, severity, kind, text, detail)
     kinds = Counter(_colours(found).tolist()).most_common()
     if len(kinds) > 1:
         text = ", ".join(f"{n} with {many(channels, 'channel')}" for channels, n in kinds)
         rare = read[_colours(found) != kinds[0][0]]
-        yield view.problem("note", "mixed-channels", f"Pictures differ in channels: {text}.", rare, detail)
+        text = f"Pictures differ in channels: {text}."
+        yield Problem.at(view.source.names, rare, "note", "mixed-channels", text, detail)
 
 
 def _with_alpha(records: np.ndarray) -> np.ndarray:
@@ -337,10 +325,6 @@ def _common(values: np.ndarray) -> int:
     """The largest value that at least a hundredth of the pictures has: a stray one does not decide."""
     kinds, counts = np.unique(values, return_counts=True)
     return int(kinds[counts >= 0.01 * len(values)].max()) if len(values) else 0
-
-
-def _quantiles(values: np.ndarray) -> dict[str, float]:
-    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} if len(values) else {}
 
 
 def _histogram(values: np.ndarray, bins: int = 24) -> list[tuple[float, float, int]]:

@@ -1,12 +1,17 @@
 """The findings of `weft check`, for people and for programs."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+import numpy as np
 
 from weft.words import clean, many
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+LISTED = 1000  # names and pairs that a problem lists; `count` has them all
+QUANTILES = {"min": 0.0, "q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,24 @@ class Problem:
     details: dict[str, str] = field(default_factory=dict)  # name to a few words on it
     pairs: list[CopyPair] = field(default_factory=list)
     count: int = 0  # how many are concerned
+
+    @classmethod
+    def at(
+        cls,
+        names: Sequence[str],
+        positions: Sequence[int] | np.ndarray,
+        severity: Severity,
+        kind: str,
+        text: str,
+        detail: Callable[[int], str] = lambda i: "",
+    ) -> "Problem":
+        """The problem of the pictures at `positions`; `detail` says a few words on each."""
+        details = {names[i]: detail(i) for i in map(int, positions[:LISTED])}
+        return cls(severity, kind, text, list(details), details, count=len(positions))
+
+
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} if len(values) else {}
 
 
 @dataclass

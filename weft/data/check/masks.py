@@ -1,22 +1,19 @@
 """Checks the masks of a set before anything is trained on them, and names files, values and numbers of pixels."""
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from weft.data.check.findings import Problem, Severity
-from weft.data.check.scan import Progress, in_threads
+from weft.data.check.scan import LookLimits, look_at_all
 from weft.data.masks.classes import MaskContent, find_contradictions, mask_kind
 from weft.data.masks.values import BadMask, MaskFiles
-from weft.data.read import BadPicture
 from weft.data.sources.source import JoinedReaders, Source
 from weft.words import many, some
 
 MANY = 20  # masks among which a class that only one has is suspicious
-LISTED = 1000  # names that a problem lists; `count` has them all
 BAD = {  # BadMask.kind to what is said of such masks
     "unknown-values": "with values that are no class: name them in --data.classes, or --data.ignore them",
     "mask-size": "of another size than their pictures",
@@ -45,46 +42,31 @@ class MaskSummary:
     turned: bool
 
 
-def check_masks(
-    source: Source,
-    *,
-    max_pixels: int,
-    quick: bool = False,
-    seconds: float = 10.0,
-    bad_files: float = 0.01,
-    progress: Progress | None = None,
-) -> MaskFindings:
-    """Reads every mask, and the header of its picture (quick: as many as fit into `seconds`, in random order).
+def check_masks(source: Source, limits: LookLimits) -> MaskFindings:
+    """Reads the masks, and the headers of their pictures.
 
     Pictures that cannot be read are not counted here. Bad masks are a warning up to the part `bad_files` of all, but an
     unknown value is always an error: it means that masks are not what they were taken for.
     """
 
-    deadline = time.monotonic() + seconds if quick else float("inf")
-
-    def look(index: int) -> MaskSummary | BadMask | None:
-        if time.monotonic() > deadline:
-            return None
+    def look(index: int) -> MaskSummary | BadMask:
         try:
-            return _look(source, index, max_pixels)
+            return _look(source, index, limits.max_pixels)
         except BadMask as error:
             return error
-        except BadPicture:
-            return None
 
-    order = np.random.default_rng(0).permutation(len(source)).tolist() if quick else range(len(source))
     good = MaskTotals(np.zeros(256, np.int64), np.zeros((len(source), len(source.classes)), bool))
     bad: dict[int, BadMask] = {}
-    for index, answer in in_threads(look, order, progress, deadline):
+    for index, answer in look_at_all(source, look, limits):
         if isinstance(answer, MaskSummary):
             good.add(index, answer)
-        elif answer is not None:  # text where the disk failed
+        else:
             bad[index] = answer if isinstance(answer, BadMask) else BadMask("unreadable-mask", answer)
     found = MaskFindings(pixels=good.pixels[: len(source.classes)].tolist(), looked_at=good.count + len(bad))
     found.present = good.present
     found.bad = {source.names[i]: str(bad[i]) for i in sorted(bad)}
     found.problems = [
-        *_unusable(source, bad, len(bad) / max(found.looked_at, 1), bad_files),
+        *_unusable(source, bad, len(bad) / max(found.looked_at, 1), limits.bad_files),
         *_poor(source, good),
         *_classes(source, found, good),
         *_surprising(source, good),
@@ -142,21 +124,21 @@ def _unusable(source: Source, bad: dict[int, BadMask], part: float, bad_files: f
         severity: Severity = "error" if too_many or kind == "unknown-values" else "warning"
         then = "" if severity == "error" else "; left out of training"
         text = f"{many(len(concerned), 'mask')} {words}{then}. {bad[concerned[0]]}."
-        yield _problem(source, severity, kind, text, concerned, lambda i: str(bad[i]))
+        yield Problem.at(source.names, concerned, severity, kind, text, lambda i: str(bad[i]))
 
 
 def _poor(source: Source, good: MaskTotals) -> Iterator[Problem]:
     """Masks that have nothing to learn from, or a single class."""
     if good.nothing:
         text = f"{many(len(good.nothing), 'mask')} with every pixel ignored: nothing is learned from them."
-        yield _problem(source, "warning", "ignored-mask", text, sorted(good.nothing))
+        yield Problem.at(source.names, sorted(good.nothing), "warning", "ignored-mask", text)
     if good.single and len(source.classes) > 1:
         names = {i: source.classes[number] for i, number in sorted(good.single.items())}
         most = ", ".join(f"{n} {name!r}" for name, n in Counter(names.values()).most_common(3))
         text = f"{many(len(names), 'mask')} with a single class: {most}."
         # where most masks are so, they were probably misread
         severity: Severity = "warning" if len(names) > 0.5 * good.count else "note"
-        yield _problem(source, severity, "one-class-mask", text, list(names), lambda i: names[i])
+        yield Problem.at(source.names, list(names), severity, "one-class-mask", text, lambda i: names[i])
 
 
 def _classes(source: Source, found: MaskFindings, good: MaskTotals) -> Iterator[Problem]:
@@ -182,16 +164,4 @@ def _surprising(source: Source, good: MaskTotals) -> Iterator[Problem]:
         yield Problem("warning", "palette", text)
     if good.turned:
         text = f"{many(len(good.turned), 'mask')} turned together with the picture, as its EXIF entry says."
-        yield _problem(source, "note", "turned-mask", text, sorted(good.turned))
-
-
-def _problem(
-    source: Source,
-    severity: Severity,
-    kind: str,
-    text: str,
-    positions: Sequence[int],
-    detail: Callable[[int], str] = lambda i: "",
-) -> Problem:
-    details = {source.names[i]: detail(i) for i in positions[:LISTED]}
-    return Problem(severity, kind, text, list(details), details, count=len(positions))
+        yield Problem.at(source.names, sorted(good.turned), "note", "turned-mask", text)

@@ -186,6 +186,34 @@ def _finish(scan: Scan) -> Scan:
     return scan
 
 
+@dataclass(frozen=True)
+class LookLimits:
+    """How far a look at the targets of all pictures goes."""
+
+    max_pixels: int
+    quick: bool = False  # as many as fit into `seconds`, in random order
+    seconds: float = 10.0
+    bad_files: float = 0.01  # the part of targets that may be bad
+    progress: Progress | None = None
+
+
+def look_at_all(source: Source, look: Callable[[int], Any], limits: LookLimits) -> Iterator[tuple[int, Any]]:
+    """(position, answer) within the limits; pictures that cannot be read have none, a disk that failed a text."""
+    deadline = time.monotonic() + limits.seconds if limits.quick else float("inf")
+
+    def look_in_time(index: int) -> Any:
+        if time.monotonic() > deadline:
+            return None
+        try:
+            return look(index)
+        except BadPicture:
+            return None
+
+    order = np.random.default_rng(0).permutation(len(source)).tolist() if limits.quick else range(len(source))
+    answers = in_threads(look_in_time, order, limits.progress, deadline)
+    return ((index, answer) for index, answer in answers if answer is not None)
+
+
 def in_threads(
     look: Callable[[int], Any], order: Iterable[int], progress: Progress | None, deadline: float = float("inf")
 ) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,6 @@
 """Masks or objects in the check of a data set: one answer for both, and an empty one for labels."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from weft.config import DataConfig
 from weft.data.check.boxes import check_boxes
 from weft.data.check.findings import Problem
 from weft.data.check.masks import check_masks
-from weft.data.check.scan import Progress
+from weft.data.check.scan import LookLimits, Progress
 from weft.data.sources.source import Source
 from weft.data.targets import MASKS, OBJECTS
 
@@ -30,17 +29,17 @@ def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: P
     """Reads masks or objects (quick: for a minute at most)."""
     if source.kind not in LOOKS:
         return TargetFindings()
-    settings: dict[str, Any] = dict(max_pixels=config.max_pixels, quick=quick, seconds=QUICK_SECONDS)
-    return LOOKS[source.kind](source, bad_files=config.bad_files, progress=progress, **settings)
+    limits = LookLimits(config.max_pixels, quick, QUICK_SECONDS, config.bad_files, progress)
+    return LOOKS[source.kind](source, limits)
 
 
-def _look_at_masks(source: Source, **settings: Any) -> TargetFindings:
-    found = check_masks(source, **settings)
+def _look_at_masks(source: Source, limits: LookLimits) -> TargetFindings:
+    found = check_masks(source, limits)
     return TargetFindings(found.problems, found.bad, found.present, found.pixels, has_checked_classes=True)
 
 
-def _look_at_objects(source: Source, **settings: Any) -> TargetFindings:
-    found = check_boxes(source, **settings)
+def _look_at_objects(source: Source, limits: LookLimits) -> TargetFindings:
+    found = check_boxes(source, limits)
     return TargetFindings(found.problems, found.bad, source.labels, sizes=found.sizes)
 
 
