@@ -140,6 +140,7 @@ class Sheet:
         """A line with round corners at right angles, and a head where it arrives; behind the boxes, or in front."""
         layer = self.layers[2 if front else 1]
         (x0, y0), (x1, y1) = points[-2:]
+        head = ""
         if arrow:  # the line ends inside the head
             length = max(abs(x1 - x0) + abs(y1 - y0), 1e-9)
             ux, uy = (x1 - x0) / length, (y1 - y0) / length
@@ -160,7 +161,7 @@ class Sheet:
                 path += f"L{_n(x)} {_n(y)}"
         dashes = ' stroke-dasharray="5 3"' if dash else ""
         layer.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>')
-        if arrow:
+        if head:
             layer.append(f'<polygon points="{head}" fill="{colour}"/>')
 
     def badge(self, x: float, y: float, letter: str) -> None:

@@ -13,7 +13,7 @@ WINDOW = 16  # shards that are mixed with each other at a time where pictures li
 class Draw(NamedTuple):
     """A picture of the source, and the seed of its augmentation."""
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  nobody looks for a value in it
     seed: int
 
 

@@ -45,7 +45,7 @@ class FusedImage2Tokens(Fused, ceit.Image2Tokens):
     def steps(self, t: Tape, x: Var) -> Var:
         for layer in self.convs:
             x = conv_norm(t, x, layer.conv, layer.bn, layer.act)  # pyright: ignore[reportArgumentType]
-        return x if isinstance(self.pool, nn.Identity) else max_pool(t, x, self.pool.stride)  # pyright: ignore
+        return x if isinstance(self.pool, nn.Identity) else max_pool(t, x, self.pool.stride)
 
 
 @fused(ceit.Block)

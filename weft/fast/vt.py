@@ -189,7 +189,7 @@ class FusedRecurrentTokenizer(FusedTokens, vt.RecurrentTokenizer):
         q = self.query(tokens[:, :asking])
         keys = absorb(self.key, q)
         if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
-            keys = torch.add(keys, self.key.bias, alpha=0)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            keys = torch.add(keys, self.key.bias, alpha=0)  # pyright: ignore[reportArgumentType]
         means = gather(split(keys, self.heads), x.flatten(1, 2), (q.shape[2] // self.heads) ** -0.5)
         new = self.token(self.value(means.unsqueeze(2)).flatten(1, 2))
         return torch.cat([new, tokens[:, asking:]], dim=1) if self.carried else new

@@ -72,7 +72,7 @@ class GroupedConv(nn.Conv2d):
     def reset_parameters(self) -> None:
         _kaiming(self.weight, self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  of the name
         return to_nhwc(F.conv2d(to_nchw(x), self.weight, self.bias, groups=self.groups))
 
 

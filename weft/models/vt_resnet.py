@@ -118,7 +118,7 @@ class Stage(nn.Sequential):
         super().__init__(*blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  of the name
         for block in self:
             x = checkpoint(block, x) if self.grad_checkpointing and not torch.jit.is_scripting() else block(x)
         return x

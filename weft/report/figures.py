@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INKS = ("#1f6f78", "#d98032", "#7a5ea8", "#bb2d3b", "#3d6186", "#5a6776")  # the colours of the pages
-SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "legend.frameon": False}
-SETTINGS |= {"axes.spines.top": False, "axes.spines.right": False, "grid.color": "#e1e5ea", "axes.axisbelow": True}
+SETTINGS: Any = {
+    **{"svg.fonttype": "none", "svg.hashsalt": "weft", "font.size": 8, "legend.frameon": False},
+    **{"axes.spines.top": False, "axes.spines.right": False, "grid.color": "#e1e5ea", "axes.axisbelow": True},
+}
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200, "metadata": {"Software": None}, "pil_kwargs": {"compress_level": 4}},
     "svg": {"dpi": 200, "metadata": {"Date": None}},

@@ -153,7 +153,7 @@ class RunSession:
             model = convert_sync_bn(model, world)
         model = model.to(world.device)
         if config.run.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            model = model.to(memory_format=torch.channels_last)
         if config.run.fast:
             fast_on(model, world.device, record=False)
         if world.size > 1:

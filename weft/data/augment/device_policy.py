@@ -55,7 +55,7 @@ class DevicePolicy:
         self.policy = timm_policy(config.policy, policy_settings(config, preprocessing))
         self._generators = () if isinstance(self.policy, UniformRandAugment) else ("numpy",)
         for op in self.policy.ops:
-            op.aug_fn = partial(_note, op.aug_fn)
+            op.aug_fn = partial(_note, op.aug_fn)  # pyright: ignore[reportFunctionMemberAccess]
 
     def draw(self, pictures: int, seed: int) -> list[list[DrawnOperation]]:
         """The steps of each picture: timm's policy is run, but its operations only note that they were called."""

@@ -105,7 +105,7 @@ class SegmentAugmentation:
             top, left, height, width = box = random_place(part, whole)
             if varied(mask[top : top + height, left : left + width], self.config.class_limit):
                 break
-        return CropView(box, size)
+        return CropView(box, size)  # pyright: ignore[reportPossiblyUnboundVariable]  drawn at least once
 
 
 class DetectAugmentation:

@@ -11,11 +11,11 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -314,7 +314,7 @@ def read_list(file: Path) -> list[str]:
 class DrawnMasks:
     """Masks drawn from the shapes of objects, small ones over large ones; crowds are ignored."""
 
-    def __init__(self, objects, pictures) -> None:
+    def __init__(self, objects: Any, pictures: Callable[[int], Any]) -> None:
         self.objects, self.pictures = objects, pictures
 
     def __call__(self, index: int) -> np.ndarray:

@@ -75,7 +75,7 @@ def _convolve(
         total = tl.dot(pixels.to(TYPE), taps.to(TYPE), total)
     total += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[None, :]
     if HAS_RESIDUAL:
-        total += shortcut.to(tl.float32)
+        total += shortcut.to(tl.float32)  # pyright: ignore[reportPossiblyUnboundVariable]
     tl.store(y + at, activate(total, KIND), mask=known)
 
 

@@ -57,8 +57,10 @@ def result_row(line: SummaryLine) -> list[str]:
 
 
 COSTS = ["parameters", "MACs", "pictures/s"]
-COST_HEADER = ["row", "paper: parameters", "paper: MACs", "here: parameters", "here: MACs"]
-COST_HEADER += [f"trained: {name}" for name in COSTS]
+COST_HEADER = [
+    *("row", "paper: parameters", "paper: MACs", "here: parameters", "here: MACs"),
+    *(f"trained: {name}" for name in COSTS),
+]
 
 
 def cost_row(line: SummaryLine) -> list[str]:
