@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 from PIL import Image
 
 import weft
+from tests.helpers.places import ROOT
 from tests.helpers.small_runs import TINY, make_pictures, state_of, tiny_run
 from weft import WeftError
 from weft.config import Config, override
@@ -289,3 +292,22 @@ def test_trainer_is_fed_in_the_order_of_its_plan(monkeypatch, pictures, tmp_path
     tiny_run(pictures, tmp_path / "run", epochs=2, data__workers=2)
     assert len(seen) == 6
     assert all(seen)
+
+
+COMPUTED_BEFORE = """
+import sys
+import torch
+from tests.helpers.small_runs import tiny_run
+
+torch.set_num_threads(4)
+torch.randn(4096, 256).log_softmax(1)  # starts OpenMP's threads, which forked readers do not have
+tiny_run(sys.argv[1], sys.argv[2], img_size=160, batch=32, epochs=1, data__workers=2)
+"""
+
+
+def test_a_script_that_has_computed_before_can_train_with_readers(tmp_path):
+    """A reader that entered OpenMP's pool, which it has inherited without its threads, would wait for them forever."""
+    data = make_pictures(tmp_path / "pictures", each=24)
+    script = [sys.executable, "-c", COMPUTED_BEFORE, data, tmp_path / "run"]
+    subprocess.run(script, cwd=ROOT, check=True, timeout=300)
+    assert (tmp_path / "run" / "report.html").exists()

@@ -202,6 +202,7 @@ def test_nothing_waits_for_the_device(multilabel):
 
 
 def _measure_in_process(rank, world, file):
+    torch.set_num_threads(1)  # a fork has inherited OpenMP's pool, but not its threads, and would wait for them forever
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     for multilabel in (False, True):
         logits, labels = draw(7, 6, 3, multilabel)  # which the processes cannot share equally

@@ -439,6 +439,7 @@ def test_nothing_waits_for_the_device():
 
 
 def _measure_in_process(rank, world, file):
+    torch.set_num_threads(1)  # a fork has inherited OpenMP's pool, but not its threads, and would wait for them forever
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     answers, masks = probabilities((3, 5, (6, 7), 5))
     meter = meter_of(answers[rank::world], masks[rank::world])
