@@ -1,5 +1,6 @@
 """Batches are the same from any number of workers; workers end, stay small, and say what went wrong where."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -125,6 +126,26 @@ def test_closing_ends_the_workers() -> None:
         next(batches)
     batches.close()
     assert not any(worker.is_alive() for worker in workers)
+
+
+class Stuck(Noise):
+    """Its fifth picture is never read: the reader hangs outside of Python, where no signal is answered."""
+
+    def open(self, index: int) -> np.ndarray | bytes | Path:
+        lock, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        for _ in range(2 if index == 4 else 1):
+            library.pthread_mutex_lock(lock)
+        return super().open(index)
+
+
+@LINUX
+def test_closing_ends_a_worker_that_hangs() -> None:
+    batches = eval_batches(Stuck(), NORMAL, np.arange(40), batch=4, workers=1, pin=False)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    batches.close()
+    worker.join(timeout=20)
+    assert not worker.is_alive()
 
 
 @LINUX

@@ -201,13 +201,22 @@ def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin:
         yield from iterator
     finally:
         if workers:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]  else they live while a traceback holds it
+            _end_workers(iterator)
+
+
+def _end_workers(iterator: Any) -> None:
+    """Ends them now, else they live while a traceback holds the iterator. One that hangs in C never sees SIGTERM."""
+    iterator._shutdown_workers()
+    for worker in iterator._workers:
+        if worker.is_alive():
+            worker.kill()
 
 
 def _context() -> BaseContext:
     """How workers start: forked on Linux, which takes no time and asks nothing of the user's script.
 
-    A process that uses CUDA may be forked as long as the child does not use it, and readers never do.
+    A process that uses CUDA may be forked as long as the child does not use it, and readers never do. Nor do they use
+    the threads that OpenMP has in a process that has computed, which a fork leaves behind: see `_start_worker`.
     """
     if sys.platform == "linux":
         return multiprocessing.get_context("fork")
@@ -218,7 +227,7 @@ def _context() -> BaseContext:
 
 def _start_worker(_: int) -> None:
     """Ctrl-C and SIGTERM reach the whole process group, but the trainer still wants the batches of its last step."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # before all else: more, of a pool that was inherited without its threads, never answer
     threading.Thread(target=_die_with_trainer, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "setitimer"):
