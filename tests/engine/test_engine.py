@@ -75,7 +75,7 @@ def test_state_says_all_that_a_resumed_run_depends_on(run):
 
 
 def made(settings, *, classes=3, channels=3, size):
-    config = override(Config(), {**settings, "data.channels": channels})
+    config = override(Config(), {**settings, "data.task": "classify", "data.channels": channels})
     return make_model(config, classes=[str(i) for i in range(classes)], size=(size, size)).model
 
 

@@ -312,7 +312,7 @@ def test_costs_are_computed_right(name):
 
 
 def macs(name, size):
-    catalog = json.loads((ROOT / "weft/analysis/catalog.json").read_text())
+    catalog = json.loads((ROOT / "weft/catalog/catalog.json").read_text())
     known = [m["macs"] for m in catalog if m["name"].split(".")[0] == name and m["img_size"] == size]
     return known[0] if known else count_macs(timm.create_model(name, img_size=size, device="meta"), (3, size, size))
 
