@@ -22,9 +22,10 @@ from weft.config import Config, override, read_yaml
 from weft.errors import WeftError
 from weft.explain.exhibits import READING, Exhibit, exhibits
 from weft.explain.explain import SHOWN as DRAWN
-from weft.explain.explain import Explanation, View, explain, similarity_between
+from weft.explain.explain import explain, similarity_between
+from weft.explain.explanation import Explanation, PictureView
 from weft.explain.figures import draw, file_stem
-from weft.explain.heat import shown
+from weft.explain.heat import as_panel
 from weft.files import write_text
 from weft.report.figures import write_figure
 from weft.report.overlay import background
@@ -110,7 +111,7 @@ def look(runs: Sequence[Path], count: int, foreground: Sequence[str]) -> tuple[l
     return found, similarity_between(found[:2], some) if len(found) > 1 else None
 
 
-def outlined(view: View) -> View:
+def outlined(view: PictureView) -> PictureView:
     """A picture that is a line drawing, as large as its panel."""
     height, width = view.pixels.shape[:2]
     drawing = outline(view.pixels)
@@ -122,7 +123,9 @@ def outlined(view: View) -> View:
 
 def outline(picture: np.ndarray) -> np.ndarray:
     """(H, W, 1 or 3) uint8 -> (h, w, 1) uint8, a panel: dark where the smoothed picture changes, on white."""
-    panel = np.sqrt(shown(picture) @ np.array((0.299, 0.587, 0.114)))  # the root: things in the dark have outlines, too
+    panel = np.sqrt(
+        as_panel(picture) @ np.array((0.299, 0.587, 0.114))
+    )  # the root: things in the dark have outlines, too
     sigma = max(1.0, SMOOTH * panel.shape[0] / picture.shape[0])
     reach = round(3 * sigma)
     bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)

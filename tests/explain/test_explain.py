@@ -19,21 +19,14 @@ from tools import gallery
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
 from weft.explain import AttentionNumbers, Measure, Similarity
-from weft.explain.compare import explain_subjects, find_masks
+from weft.explain.compare import explain_subjects
 from weft.explain.exhibits import READING, Curve, Lines, Matrix, Panel, Sheet, exhibits, reading, title
-from weft.explain.explain import (
-    Explanation,
-    Heads,
-    View,
-    _answers,
-    explain,
-    label_of,
-    read_pictures,
-    similarity_between,
-)
+from weft.explain.explain import _answers, explain, similarity_between
+from weft.explain.explanation import Explanation, HeadMaps, PictureView
 from weft.explain.figures import _ending, draw, write_figures
-from weft.explain.heat import INK, heat, mark, over, shown, squares
+from weft.explain.heat import INK, as_panel, draw_cross, draw_squares, heat_over, heat_panel
 from weft.explain.page import _chart
+from weft.explain.pictures import find_masks, label_of, read_pictures
 from weft.explain.saliency import grad_cam
 from weft.report.figures import FORMATS, INKS
 from weft.run.subjects import open_subject, told_apart
@@ -213,8 +206,8 @@ def test_layers_with_one_key_have_no_relative_entropy(run):
 
 
 def test_one_batch_at_a_time_is_on_the_device(run, pictures, monkeypatch):
-    for name, value in {"BATCH": 4, "FIELD_PICTURES": 4}.items():
-        monkeypatch.setattr(f"weft.explain.explain.{name}", value)
+    for name, value in {"pictures.BATCH": 4, "explain.FIELD_PICTURES": 4}.items():
+        monkeypatch.setattr(f"weft.explain.{name}", value)
     made, most = [], []
 
     def normalise(self, x, as_always=Preprocessing.normalise):
@@ -391,14 +384,14 @@ def test_colours_follow_the_values():
     picture = np.full((10, 20, 3), 128, np.uint8)
     values = np.zeros((2, 4))
     values[0, 3] = 1
-    painted = over(picture, values)
-    assert painted.shape == (112, 224, 3) == shown(picture).shape
+    painted = heat_over(picture, values)
+    assert painted.shape == (112, 224, 3) == as_panel(picture).shape
     brightness = painted.sum(axis=2)
     assert np.unravel_index(brightness.argmax(), brightness.shape) > (0, 168)
-    assert (heat(values)[:56, 168:] == heat(values)[0, -1]).all()
-    marked = mark(painted, (5, 10), (10, 20))
+    assert (heat_panel(values)[:56, 168:] == heat_panel(values)[0, -1]).all()
+    marked = draw_cross(painted, (5, 10), (10, 20))
     assert (marked[58, 118] == INK).all()
-    framed = squares(np.zeros((100, 100, 3), np.uint8), (50, 50), (25.0, 25.0), [10.0])
+    framed = draw_squares(np.zeros((100, 100, 3), np.uint8), (50, 50), (25.0, 25.0), [10.0])
     assert np.argwhere((framed == INK).all(axis=2)).min(axis=0).tolist() == [40, 40]
 
 
@@ -415,7 +408,11 @@ def test_a_model_has_the_same_colour_in_all_charts():
 
 def test_what_hardly_differs_does_not_look_as_if_it_did():
     picture, values = np.full((8, 8, 3), 128, np.uint8), np.array([[1.0, 1.01], [0.99, 1.0]])
-    assert np.ptp(over(picture, values, 0.99, 2.0).astype(int)) < 25 < np.ptp(over(picture, values, 0.99).astype(int))
+    assert (
+        np.ptp(heat_over(picture, values, 0.99, 2.0).astype(int))
+        < 25
+        < np.ptp(heat_over(picture, values, 0.99).astype(int))
+    )
 
 
 def test_figures_have_names_of_their_own_and_no_dates(tmp_path):
@@ -479,8 +476,8 @@ def test_an_outline_is_dark_where_things_end_and_white_elsewhere(side):
 def test_the_gallery_shows_one_model_beside_another_and_not_all_figures(run):
     """Of three models: the similarity of two and between these, and the heads of two."""
     subject, one = open_subject(str(run), "cpu"), Similarity(["a"], ["a"], [[1.0]], 9)
-    heads = [Heads("a", np.ones((1, 2, 2)), None)]
-    views = [View(f"{i}", np.zeros((4, 4, 3), np.uint8), heads=heads) for i in range(2)]
+    heads = [HeadMaps("a", np.ones((1, 2, 2)), None)]
+    views = [PictureView(f"{i}", np.zeros((4, 4, 3), np.uint8), heads=heads) for i in range(2)]
     found = [Explanation(replace(subject, name=name), [], views) for name in "xyz"]
     for explanation in found[:2]:
         explanation.similarity = one

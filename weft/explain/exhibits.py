@@ -10,10 +10,11 @@ from pathlib import PurePath
 
 import numpy as np
 
-from weft.explain import AttentionNumbers, Measure, Similarity
-from weft.explain.explain import Explanation, View
-from weft.explain.heat import heat, mark, over, shown, squares
+from weft.explain.attention.measures import AttentionNumbers, Measure
+from weft.explain.explanation import Explanation, PictureView
+from weft.explain.heat import as_panel, draw_cross, draw_squares, heat_over, heat_panel
 from weft.explain.receptive import INSIDE
+from weft.explain.similarity import Similarity
 
 COLUMNS = 8  # panels in a row
 EVEN = 0.95  # a map whose smallest value is this part of the largest says nothing about places
@@ -166,12 +167,12 @@ def _cams(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         return
     rows = []
     for views in _same_pictures(explanations):
-        panels = [Panel(shown(views[0].pixels), views[0].truth)]
+        panels = [Panel(as_panel(views[0].pixels), views[0].truth)]
         for explanation, layer in columns:
             view = views[explanations.index(explanation)]
             cam = view.cams[layer]
             same = "" if cam.min() < EVEN * cam.max() else "\nthe same everywhere"
-            panels.append(Panel(over(view.pixels, cam), _answer(view) + same))
+            panels.append(Panel(heat_over(view.pixels, cam), _answer(view) + same))
         rows.append((_short(views[0].name), panels))
     yield Sheet("grad-cam", "", ["picture", *(f"{e.subject.name}\n{layer}" for e, layer in columns)], rows)
 
@@ -183,23 +184,23 @@ def _rollouts(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     rows = []
     for views in _same_pictures(having):
         panels = [_weighed(view, view.rollout) if view.rollout is not None else Panel(None) for view in views]
-        rows.append((_short(views[0].name), [Panel(shown(views[0].pixels)), *panels]))
+        rows.append((_short(views[0].name), [Panel(as_panel(views[0].pixels)), *panels]))
     yield Sheet("rollout", "", ["picture", *(e.subject.name for e in having)], rows)
 
 
-def _weighed(view: View, values: np.ndarray, name: str = "", asked: tuple[int, int] | None = None) -> Panel:
+def _weighed(view: PictureView, values: np.ndarray, name: str = "", asked: tuple[int, int] | None = None) -> Panel:
     """Attention over the picture, colours from the smallest to the largest weight or, where that is less, to twice an
     even one: what hardly differs is not to look as if it did.
     """
     times_even = values / max(values.mean(), 1e-30)
-    painted = over(view.pixels, times_even, float(times_even.min()), 2.0)
+    painted = heat_over(view.pixels, times_even, float(times_even.min()), 2.0)
     if asked:
-        painted = mark(painted, asked, view.pixels.shape[:2])
+        painted = draw_cross(painted, asked, view.pixels.shape[:2])
     times = f"up to {times_even.max():.3g}\u00a0x"  # a space that does not break
     return Panel(painted, f"{name}, {times}" if name else times)
 
 
-def _same_pictures(explanations: Sequence[Explanation]) -> Iterator[list[View]]:
+def _same_pictures(explanations: Sequence[Explanation]) -> Iterator[list[PictureView]]:
     """The views of each picture that all models could read."""
     of_name = [{view.name: view for view in e.views} for e in explanations]
     for name in of_name[0]:
@@ -212,7 +213,7 @@ def _heads(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         for view in explanation.views:
             rows = []
             for found in view.heads:
-                first = Panel(None) if rows else Panel(shown(view.pixels), "picture")
+                first = Panel(None) if rows else Panel(as_panel(view.pixels), "picture")
                 panels = [
                     _weighed(view, values, f"head {i + 1}", found.asked)
                     for i, values in enumerate(found.maps[: COLUMNS - 1])
@@ -228,7 +229,7 @@ def _tokens(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         for view in explanation.views:
             rows = []
             for module in view.tokens:
-                first = Panel(None) if rows else Panel(shown(view.pixels), "picture")
+                first = Panel(None) if rows else Panel(as_panel(view.pixels), "picture")
                 made = module.maps[0].double()  # (L, h, w)
                 chosen = (made * made.clamp(min=1e-30).log()).sum(dim=(1, 2)).topk(min(COLUMNS - 1, len(made))).indices
                 for name, maps in (("made of", module.maps), ("meets", module.interactions)):
@@ -247,7 +248,7 @@ def _fields(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         panels = []
         for field in explanation.fields:
             sides = [field.side(part) for part in INSIDE]
-            painted = squares(heat(np.sqrt(field.values)), field.values.shape, field.centre, sides)
+            painted = draw_squares(heat_panel(np.sqrt(field.values)), field.values.shape, field.centre, sides)
             panels.append(Panel(painted, f"{field.layer}\n{sides[0]:.0f} and {sides[1]:.0f} pixels"))
         if panels:
             rows.append((explanation.subject.name, panels))
@@ -255,7 +256,7 @@ def _fields(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
         yield Sheet("receptive-field", "", [], rows)
 
 
-def _answer(view: View) -> str:
+def _answer(view: PictureView) -> str:
     return f"{view.answer} {view.share}" if view.sureness is not None else view.answer
 
 

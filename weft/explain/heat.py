@@ -8,7 +8,7 @@ VEIL = 0.85  # how much of the picture the brightest colour hides
 INK = np.array((60, 220, 255), np.uint8)  # of marks, which no value has
 
 
-def shown(picture: np.ndarray) -> np.ndarray:
+def as_panel(picture: np.ndarray) -> np.ndarray:
     """(H, W, 1 or 3) uint8 as a panel."""
     from PIL import Image
 
@@ -19,7 +19,7 @@ def shown(picture: np.ndarray) -> np.ndarray:
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
 
 
-def heat(values: np.ndarray) -> np.ndarray:
+def heat_panel(values: np.ndarray) -> np.ndarray:
     """(h, w) from 0 to its largest as a panel of colours, value by value."""
     from PIL import Image
 
@@ -30,14 +30,14 @@ def heat(values: np.ndarray) -> np.ndarray:
     return np.asarray(painted.resize(size, Image.Resampling.NEAREST))
 
 
-def over(picture: np.ndarray, values: np.ndarray, lowest: float = 0.0, highest: float = 0.0) -> np.ndarray:
+def heat_over(picture: np.ndarray, values: np.ndarray, lowest: float = 0.0, highest: float = 0.0) -> np.ndarray:
     """(h, w) values, smoothed to the size of a panel, over the picture, which is grey and dark where they are low.
 
     Colours reach from `lowest` to the largest value, or to `highest` where none is as large.
     """
     from PIL import Image
 
-    panel = shown(picture).astype(np.float64) / 255
+    panel = as_panel(picture).astype(np.float64) / 255
     size = panel.shape[1], panel.shape[0]
     share = _to_one(values - lowest) * min(1.0, (values.max() - lowest) / max(highest - lowest, 1e-30))
     smooth = Image.fromarray(share.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
@@ -48,7 +48,7 @@ def over(picture: np.ndarray, values: np.ndarray, lowest: float = 0.0, highest: 
     return (255 * mixed.clip(0, 1)).round().astype(np.uint8)
 
 
-def mark(panel: np.ndarray, point: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+def draw_cross(panel: np.ndarray, point: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
     """A cross at a pixel of the picture of `size` that the panel shows."""
     panel, arm = panel.copy(), max(4, SIDE // 28)
     row = round((point[0] + 0.5) * panel.shape[0] / size[0])
@@ -58,7 +58,9 @@ def mark(panel: np.ndarray, point: tuple[int, int], size: tuple[int, int]) -> np
     return panel
 
 
-def squares(panel: np.ndarray, size: tuple[int, ...], centre: tuple[float, float], sides: list[float]) -> np.ndarray:
+def draw_squares(
+    panel: np.ndarray, size: tuple[int, ...], centre: tuple[float, float], sides: list[float]
+) -> np.ndarray:
     """Outlines of squares around `centre`, whose sides are pixels of the picture of `size`."""
     panel, scale = panel.copy(), panel.shape[0] / size[0]
     for side in sides:

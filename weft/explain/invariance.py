@@ -17,7 +17,7 @@ DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
 @dataclass(frozen=True)
 class Robustness:
-    """What a change does to the answers to `n` pictures."""
+    """The effect of a change on the answers to `n` pictures."""
 
     kind: str  # "scale" or "shift"
     change: float  # the factor; or pixels, and the answers to shifts to all four sides

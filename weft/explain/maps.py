@@ -1,4 +1,4 @@
-"""What a layer gives, as a (B, h, w, C) map: of Weft's models, of timm's, and of those under a head that segments.
+"""The output of a layer as a (B, h, w, C) map: of Weft's models, of timm's, and of those under a head that segments.
 
 Layers are modules by their names, as `model.named_modules()` has them. Their outputs come as maps with the channels
 last or in front, as tokens with or without a class token, or as a map and a class token; which it is shows in the
@@ -32,7 +32,7 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return model
 
 
-def in_trunk(model: nn.Module, name: str) -> str:
+def name_in_trunk(model: nn.Module, name: str) -> str:
     """The name that a module of the model has in its trunk."""
     trunk = trunk_of(model)
     return name.removeprefix(next(f"{above}." if above else "" for above, m in model.named_modules() if m is trunk))
@@ -97,8 +97,8 @@ def default_layer(model: nn.Module) -> str:
 
 
 @contextmanager
-def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What the layers put out while the model runs. Fused paths see the hooks and let the layers be called."""
+def record_outputs(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The outputs of the layers once the model has run. Fused paths see the hooks and let the layers be called."""
     out: dict[str, Any] = {}
     handles = []
     for name in names:
@@ -115,7 +115,7 @@ def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def tensor_of(output: Any, name: str) -> Tensor:
-    """What a layer puts out; where that is a map and a class token, the map."""
+    """The output of a layer; where that is a map and a class token, the map."""
     y = output[0] if isinstance(output, tuple | list) and len(output) else output
     if not isinstance(y, Tensor):
         raise WeftError(f"The layer {name!r} gives no map of the picture; choose another one.")

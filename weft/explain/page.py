@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from weft.explain.exhibits import READING, Exhibit, Lines, Matrix, Sheet
-from weft.explain.explain import Explanation, Progress
+from weft.explain.explain import Progress
+from weft.explain.explanation import Explanation
 from weft.explain.figures import write_figures
 from weft.explain.heat import SIDE, colours
 from weft.files import write_text
@@ -45,7 +46,7 @@ def page(explanations: Sequence[Explanation], exhibits: Sequence[Exhibit], stems
 
 
 def _part(exhibit: Exhibit, stem: str) -> dict[str, Any]:
-    """What the template wants of an exhibit."""
+    """An exhibit as the template takes it."""
     part: dict[str, Any] = {"detail": exhibit.detail, "stem": stem}
     if isinstance(exhibit, Sheet):
         return part | _sheet(exhibit)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.explain.maps import as_map, stage_layers, tapped, tensor_of
+from weft.explain.maps import as_map, record_outputs, stage_layers, tensor_of
 
 DRAWS = 4  # of signs, for each picture
 INSIDE = 0.5, 0.95  # parts of the field whose sizes are measured
@@ -52,7 +52,7 @@ def receptive_fields(
     random = torch.Generator().manual_seed(seed)
     squares = {layer: torch.zeros(size, dtype=torch.float64) for layer in layers}
     for picture in pictures.split(1):  # one at a time: the memory of one
-        with torch.enable_grad(), tapped(model, layers) as out:
+        with torch.enable_grad(), record_outputs(model, layers) as out:
             x = picture.detach().requires_grad_()
             model(x)
         for layer in layers:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.explain.maps import as_map, default_layer, tapped, tensor_of
+from weft.explain.maps import as_map, default_layer, record_outputs, tensor_of
 
 
 def grad_cam(
@@ -21,7 +21,7 @@ def grad_cam(
         classes: one for each picture; by default the likeliest, of a segmenter the one with most pixels.
     """
     layer = layer or default_layer(model)
-    with torch.enable_grad(), tapped(model, [layer]) as out:
+    with torch.enable_grad(), record_outputs(model, [layer]) as out:
         pictures = pictures.detach().requires_grad_()  # so that there are gradients where all weights are frozen
         scores = class_scores(model(pictures), classes)
         output = tensor_of(out[layer], layer)

@@ -1,4 +1,4 @@
-"""What the tokens of VT are made of: figure 6 of the paper.
+"""The pixels that the tokens of VT are made of: figure 6 of the paper.
 
 Row 1, A: which pixels make each token, as the tokenizer weighs them. Row 2, W A: which pixels each token meets, by way
 of the tokens l' that it attends to with the weights W of the transformer.
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenMaps:
+    """The maps of a VT module's tokens, for a batch of pictures."""
+
     name: str  # of the VT module
     maps: Tensor  # (B, L, h, w): each adds up to 1 over the pixels
     interactions: Tensor | None  # (B, L, h, w), likewise; None where no transformer relates the tokens

@@ -23,8 +23,8 @@ from weft.engine.device import pick_device, pick_precision
 from weft.engine.parts import is_out_of_memory
 from weft.errors import WeftError, check_positive
 from weft.explain.compare import Explained, explain_subjects
-from weft.explain.explain import Subject
 from weft.explain.maps import trunk_of
+from weft.explain.subject import Subject
 from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
 from weft.tasks.choose import LONG_SIDE

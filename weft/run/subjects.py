@@ -9,7 +9,7 @@ import torch
 
 from weft.engine.device import pick_device
 from weft.errors import WeftError
-from weft.explain.explain import Subject
+from weft.explain.subject import Subject
 from weft.models.registry import check_name, takes_size
 from weft.run.build import create
 from weft.run.predictor import load, timms_preprocessing

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.explain.attention.readers import Reading, Scores, Shape, Side, Tap, taps_of
+from weft.explain.attention.readers import RecordedAttention, Scores, Shape, Tap, TokenLayout, taps_of
 from weft.fast.replay import Replayed
 
 MOST_NUMBERS = 2**24  # of a chunk of rows: 64 MiB
@@ -180,37 +180,37 @@ def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[Tap]:
     return [tap for tap in taps if any(fnmatchcase(tap.name, pattern) for pattern in layers)]
 
 
-def _keep(found: dict[str, LayerAttention], tap: Tap, size: Shape, reading: Reading) -> None:
+def _keep(found: dict[str, LayerAttention], tap: Tap, size: Shape, recorded: RecordedAttention) -> None:
     found.pop(tap.name, None)
-    queries, keys, tile = reading.queries, reading.keys, None
-    if reading.map is not None:
-        tile = _tile(reading.map, size)
+    queries, keys, tile = recorded.queries, recorded.keys, None
+    if recorded.map is not None:
+        tile = _tile(recorded.map, size)
     elif tap.kind == "map":
         queries = keys = _placed(len(queries), size)
         tile = (size[0] / queries.shape[0], size[1] / queries.shape[1]) if queries.shape else None
     found[tap.name] = LayerAttention(
         tap.name,
         tap.kind,
-        sum(part.q.shape[1] for part in reading.parts),
+        sum(part.q.shape[1] for part in recorded.parts),
         _tokens(queries, tile),
         _tokens(keys, tile),
-        len(reading.parts[0].q),
-        reading.parts,
+        len(recorded.parts[0].q),
+        recorded.parts,
     )
 
 
-def _placed(length: int, size: Shape) -> Side:
+def _placed(length: int, size: Shape) -> TokenLayout:
     """`length` tokens as a grid with the shape of the picture, behind as few others as possible."""
     for extra in range(length):
         count = length - extra
         height = max(round((count * size[0] / size[1]) ** 0.5), 1)
         width = count // height
         if height * width == count and abs(height * size[1] - width * size[0]) < max(size):
-            return Side(extra, (height, width))
-    return Side(length)
+            return TokenLayout(extra, (height, width))
+    return TokenLayout(length)
 
 
-def _tokens(side: Side, tile: tuple[float, float] | None) -> Tokens:
+def _tokens(side: TokenLayout, tile: tuple[float, float] | None) -> Tokens:
     if side.shape is None or tile is None:
         return Tokens(side.extra, None)
     step = tile[0] * side.step[0], tile[1] * side.step[1]

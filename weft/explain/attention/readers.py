@@ -59,7 +59,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenLayout:
     """Queries or keys: `extra` tokens without a place, then those of a grid that lies over the map.
 
     `step` and `first` are the distance and the first centre of its tokens, in pixels of the map.
@@ -75,18 +75,18 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What was seen of one layer. `map` is the size of the map it works on, None where there is none."""
+class RecordedAttention:
+    """Queries and keys of one layer. `map` is the size of the map it works on, None where there is none."""
 
     parts: list[Scores]  # heads, side by side
-    queries: Side
-    keys: Side
+    queries: TokenLayout
+    keys: TokenLayout
     map: Shape | None
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a module got and gave."""
+class ModuleCall:
+    """Inputs and output of a module."""
 
     args: tuple[Any, ...]
     output: Any
@@ -102,15 +102,15 @@ class Tap:
     name: str
     kind: str
     watched: tuple[nn.Module, ...]
-    read: Callable[..., Reading]
+    read: Callable[..., RecordedAttention]
 
-    def hooks(self, keep: Callable[[Reading], None]) -> list[Any]:
+    def hooks(self, keep: Callable[[RecordedAttention], None]) -> list[Any]:
         """Watches the modules from now on; returns handles to stop it."""
-        calls: dict[nn.Module, Call] = {}
+        calls: dict[nn.Module, ModuleCall] = {}
 
         @torch.no_grad()
         def see(module: nn.Module, args: Any, output: Any) -> None:
-            calls[module] = Call(args, output)
+            calls[module] = ModuleCall(args, output)
             if module is self.watched[-1]:
                 keep(self.read(*(calls[watched] for watched in self.watched)))
 
@@ -122,21 +122,21 @@ def split(x: Tensor, heads: int) -> Tensor:
     return x.detach().flatten(1, -2).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def reading(
-    q: Tensor, k: Tensor, queries: Side, keys: Side, shape: Shape | None, scale: float | None = None
-) -> Reading:
+def full_attention(
+    q: Tensor, k: Tensor, queries: TokenLayout, keys: TokenLayout, shape: Shape | None, scale: float | None = None
+) -> RecordedAttention:
     """Of (B, heads, N, d) queries and keys that all see each other."""
-    return Reading([Scores(q, k, q.shape[3] ** -0.5 if scale is None else scale)], queries, keys, shape)
+    return RecordedAttention([Scores(q, k, q.shape[3] ** -0.5 if scale is None else scale)], queries, keys, shape)
 
 
 def size_of(x: Tensor) -> Shape:
     return x.shape[1], x.shape[2]  # of a (B, H, W, C) map
 
 
-def over_map(q: Tensor, k: Tensor, shape: Shape) -> Reading:
+def over_map(q: Tensor, k: Tensor, shape: Shape) -> RecordedAttention:
     """All tokens of a map among themselves, class tokens first."""
-    side = Side(q.shape[2] - shape[0] * shape[1], shape)
-    return reading(q, k, side, side, shape)
+    side = TokenLayout(q.shape[2] - shape[0] * shape[1], shape)
+    return full_attention(q, k, side, side, shape)
 
 
 # Attention over all tokens --------------------------------------------------------------------------------------
@@ -151,18 +151,18 @@ def timm_heads(attn: Any, qkv: Tensor) -> tuple[Tensor, Tensor]:
 def read_token_block(name: str, block: Any) -> list[Tap]:
     """CeiT's block, ViTAE's normal cell and T2T-ViT's attention: they get the map, their `attn` its tokens."""
 
-    def read(qkv: Call, whole: Call) -> Reading:
+    def read(qkv: ModuleCall, whole: ModuleCall) -> RecordedAttention:
         return over_map(*timm_heads(block.attn, qkv.output), size_of(whole.args[0]))
 
     return [Tap(f"{name}.attn", "map", (block.attn.qkv, block), read)]
 
 
 def read_timm(name: str, attn: Attention) -> list[Tap]:
-    """timm's attention in other models, which does not know its grid: `attention.py` guesses it from the picture."""
+    """timm's attention in other models, which does not know its grid: `capture.py` guesses it from the picture."""
 
-    def read(qkv: Call) -> Reading:
+    def read(qkv: ModuleCall) -> RecordedAttention:
         q, k = timm_heads(attn, qkv.output)
-        return reading(q, k, Side(q.shape[2]), Side(k.shape[2]), None)
+        return full_attention(q, k, TokenLayout(q.shape[2]), TokenLayout(k.shape[2]), None)
 
     return [Tap(name, "map", (attn.qkv,), read)]
 
@@ -170,7 +170,7 @@ def read_timm(name: str, attn: Attention) -> list[Tap]:
 def read_token_transformer(name: str, step: TokenTransformer) -> list[Tap]:
     """A reduction cell that has softmax; it has one head."""
 
-    def read(kqv: Call, whole: Call) -> Reading:
+    def read(kqv: ModuleCall, whole: ModuleCall) -> RecordedAttention:
         k, q, _ = (split(x, 1) for x in kqv.output.chunk(3, dim=-1))
         return over_map(q, k, size_of(whole.args[0]))
 
@@ -179,9 +179,9 @@ def read_token_transformer(name: str, step: TokenTransformer) -> list[Tap]:
 
 
 def read_lca(name: str, lca: ceit.LCA) -> list[Tap]:
-    def read(q: Call, kv: Call) -> Reading:
+    def read(q: ModuleCall, kv: ModuleCall) -> RecordedAttention:
         keys = split(kv.output.chunk(2, dim=2)[0], lca.num_heads)
-        return reading(split(q.output, lca.num_heads), keys, Side(1), Side(keys.shape[2]), None)
+        return full_attention(split(q.output, lca.num_heads), keys, TokenLayout(1), TokenLayout(keys.shape[2]), None)
 
     return [Tap(name, "layers", (lca.q, lca.kv), read)]
 
@@ -194,18 +194,18 @@ def read_cvt_stage(name: str, stage: cvt.Stage) -> list[Tap]:
     extra = int(stage.cls_token is not None)
 
     def tap(i: int, attn: Any) -> Tap:
-        def read(embed: Call, q: Call, k: Call) -> Reading:
+        def read(embed: ModuleCall, q: ModuleCall, k: ModuleCall) -> RecordedAttention:
             shape, asking = size_of(embed.output), split(q.output, attn.num_heads)
-            queries = Side(extra, None if asking.shape[2] == extra else shape)
+            queries = TokenLayout(extra, None if asking.shape[2] == extra else shape)
             keys = split(k.output, attn.num_heads)
-            return reading(asking, keys, queries, cvt_keys(attn, extra, shape), shape, attn.scale)
+            return full_attention(asking, keys, queries, cvt_keys(attn, extra, shape), shape, attn.scale)
 
         return Tap(f"{name}.blocks.{i}.attn", "map", (stage.embed, attn.proj_q, attn.proj_k), read)
 
     return [tap(i, block.attn) for i, block in enumerate(stage.blocks)]
 
 
-def cvt_keys(attn: Any, extra: int, shape: Shape) -> Side:
+def cvt_keys(attn: Any, extra: int, shape: Shape) -> TokenLayout:
     """Kernels are 3x3 with a padding of 1: the first key has the place of the first query."""
     height, width = shape
     if isinstance(attn.conv_proj_k, cvt.AvgProjection):  # rounds up
@@ -214,19 +214,19 @@ def cvt_keys(attn: Any, extra: int, shape: Shape) -> Side:
     else:
         stride = attn.conv_proj_k.conv.stride[0] if attn.has_convs else 1
         shape = (height - 1) // stride + 1, (width - 1) // stride + 1
-    return Side(extra, shape, (stride, stride))
+    return TokenLayout(extra, shape, (stride, stride))
 
 
 def read_pvt(name: str, attn: pvt.SpatialReductionAttention) -> list[Tap]:
     """`q` gets the tokens of the map, `kv` those of a smaller one."""
     ratio = 1 if attn.sr is None else attn.sr.multiple
 
-    def read(q: Call, kv: Call, whole: Call) -> Reading:
+    def read(q: ModuleCall, kv: ModuleCall, whole: ModuleCall) -> RecordedAttention:
         asking, keys = split(q.output, attn.num_heads), split(kv.output.chunk(2, dim=2)[0], attn.num_heads)
         height, width = size_of(whole.args[0])
         extra = asking.shape[2] - height * width
-        reduced = Side(extra, (-(-height // ratio), -(-width // ratio)), (ratio, ratio), (ratio / 2, ratio / 2))
-        return reading(asking, keys, Side(extra, (height, width)), reduced, (height, width))
+        reduced = TokenLayout(extra, (-(-height // ratio), -(-width // ratio)), (ratio, ratio), (ratio / 2, ratio / 2))
+        return full_attention(asking, keys, TokenLayout(extra, (height, width)), reduced, (height, width))
 
     return [Tap(name, "map", (attn.q, attn.kv, attn), read)]
 
@@ -248,7 +248,9 @@ def numbered(shape: Shape, device: torch.device) -> Tensor:
     return torch.arange(1, shape[0] * shape[1] + 1, device=device).view(1, *shape, 1)
 
 
-def in_windows(q: Tensor, k: Tensor, table: Tensor, index: Tensor, heads: int, window: int, shifted: bool) -> Reading:
+def in_windows(
+    q: Tensor, k: Tensor, table: Tensor, index: Tensor, heads: int, window: int, shifted: bool
+) -> RecordedAttention:
     """Of (B, H, W, C) maps, cut by `weft.models.windows`; nobody sees the padding."""
     shape, area = size_of(q), window * window
     bias = table[index.view(-1)].view(area, area, heads).permute(2, 0, 1).unsqueeze(0)  # (1, heads, area, area)
@@ -257,13 +259,13 @@ def in_windows(q: Tensor, k: Tensor, table: Tensor, index: Tensor, heads: int, w
     place = places(cut_windows(numbered(shape, q.device), window, shifted, 1), shape)
     q = split(q, heads)
     scores = Scores(q, keys.transpose(1, 2).flatten(2, 3), q.shape[3] ** -0.5, place, area, bias)
-    return Reading([scores], Side(0, shape), Side(0, shape), shape)
+    return RecordedAttention([scores], TokenLayout(0, shape), TokenLayout(0, shape), shape)
 
 
 def read_lewin(name: str, attn: cetnet.LEWinAttention) -> list[Tap]:
     rel_pos: Any = attn.rel_pos
 
-    def read(q: Call, k: Call) -> Reading:
+    def read(q: ModuleCall, k: ModuleCall) -> RecordedAttention:
         table, index = rel_pos.relative_position_bias_table, rel_pos.relative_position_index
         return in_windows(q.output, k.output, table, index, attn.num_heads, attn.window, attn.shifted)
 
@@ -273,7 +275,7 @@ def read_lewin(name: str, attn: cetnet.LEWinAttention) -> list[Tap]:
 def read_ce_swin(name: str, block: SwinBlock) -> list[Tap]:
     attn: Any = block.attn
 
-    def read(qkv: Call) -> Reading:
+    def read(qkv: ModuleCall) -> RecordedAttention:
         q, k, _ = qkv.output.chunk(3, dim=-1)
         table, index = attn.relative_position_bias_table, attn.relative_position_index
         return in_windows(q, k, table, index, attn.num_heads, block.window, block.shifted)
@@ -285,7 +287,7 @@ def read_swin(name: str, block: SwinTransformerBlock) -> list[Tap]:
     """timm's Swin, in which padding takes part in attention."""
     attn: Any = block.attn
 
-    def read(qkv: Call, whole: Call) -> Reading:
+    def read(qkv: ModuleCall, whole: ModuleCall) -> RecordedAttention:
         batch, shape, (high, wide) = len(whole.args[0]), size_of(whole.args[0]), block.window_size
         numbers = torch.roll(numbered(shape, qkv.output.device), [-s for s in block.shift_size], (1, 2))
         numbers = pad(numbers, (0, 0, 0, -shape[1] % wide, 0, -shape[0] % high))
@@ -297,17 +299,17 @@ def read_swin(name: str, block: SwinTransformerBlock) -> list[Tap]:
         if mask is not None:
             bias = bias + mask.unsqueeze(1)  # (windows, heads, area, area)
         scores = Scores(q[:, :, place], k, attn.scale, place, high * wide, bias)
-        return Reading([scores], Side(0, shape), Side(0, shape), shape)
+        return RecordedAttention([scores], TokenLayout(0, shape), TokenLayout(0, shape), shape)
 
     return [Tap(f"{name}.attn", "map", (attn.qkv, block), read)]
 
 
 def read_cswin(name: str, attn: cswin.CrossShapedAttention) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         qkv = call.output.detach().unflatten(-1, (3, len(attn.branches), -1))  # (B, H, W, 3, branches, C / branches)
-        side = Side(0, size_of(qkv))
+        side = TokenLayout(0, size_of(qkv))
         parts = [in_stripes(branch, qkv.select(4, i)) for i, branch in enumerate(attn.branches)]
-        return Reading(parts, side, side, side.shape)
+        return RecordedAttention(parts, side, side, side.shape)
 
     return [Tap(name, "map", (attn.qkv,), read)]
 
@@ -331,13 +333,13 @@ def in_stripes(branch: Any, qkv: Tensor) -> Scores:
 # On a GPU their parts read the modules inside them, so that only the parts themselves are watched.
 
 
-def of_pixels(q: Tensor, k: Tensor, x: Tensor, scale: float | None = None) -> Reading:
+def of_pixels(q: Tensor, k: Tensor, x: Tensor, scale: float | None = None) -> RecordedAttention:
     """(B, heads, L, d) tokens ask the pixels of the map x."""
-    return reading(q, k, Side(q.shape[2]), Side(0, size_of(x)), size_of(x), scale)
+    return full_attention(q, k, TokenLayout(q.shape[2]), TokenLayout(0, size_of(x)), size_of(x), scale)
 
 
 def read_filter(name: str, tokenizer: vt.FilterTokenizer) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         x: Tensor = call.args[0]
         weight = tokenizer.coefficients.weight.detach()  # (L, C); the bias adds the same to all pixels
         return of_pixels(weight.expand(len(x), 1, -1, -1), split(x, 1), x, tokenizer.scale)
@@ -346,7 +348,7 @@ def read_filter(name: str, tokenizer: vt.FilterTokenizer) -> list[Tap]:
 
 
 def read_clustering(name: str, tokenizer: vt.ClusteringTokenizer) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         x: Tensor = call.args[0]
         centroids = vt.k_means(x.flatten(1, 2), vt.pool_tokens(x, tokenizer.grid), tokenizer.iterations)
         return of_pixels(centroids.unsqueeze(1), split(x, 1), x, tokenizer.scale)
@@ -355,7 +357,7 @@ def read_clustering(name: str, tokenizer: vt.ClusteringTokenizer) -> list[Tap]:
 
 
 def read_recurrent(name: str, tokenizer: vt.RecurrentTokenizer) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         x, tokens = call.args
         q = tokenizer.query(tokens[:, : tokens.shape[1] - tokenizer.carried])
         return of_pixels(split(q, tokenizer.heads), split(tokenizer.key(x), tokenizer.heads), x)
@@ -364,19 +366,19 @@ def read_recurrent(name: str, tokenizer: vt.RecurrentTokenizer) -> list[Tap]:
 
 
 def read_transformer(name: str, transformer: vt.Transformer) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         column = call.args[0].unsqueeze(2)  # (B, L, 1, CT)
         q, k = (split(layer(column), transformer.num_heads) for layer in (transformer.query, transformer.key))
-        return reading(q, k, Side(q.shape[2]), Side(k.shape[2]), None)
+        return full_attention(q, k, TokenLayout(q.shape[2]), TokenLayout(k.shape[2]), None)
 
     return [Tap(name, "tokens", (transformer,), read)]
 
 
 def read_projector(name: str, projector: vt.Projector) -> list[Tap]:
-    def read(call: Call) -> Reading:
+    def read(call: ModuleCall) -> RecordedAttention:
         x, tokens = call.args
         q, k = split(projector.query(x), projector.heads), split(projector.key(tokens), projector.heads)
-        return reading(q, k, Side(0, size_of(x)), Side(k.shape[2]), size_of(x))
+        return full_attention(q, k, TokenLayout(0, size_of(x)), TokenLayout(k.shape[2]), size_of(x))
 
     return [Tap(name, "projector", (projector,), read)]
 
