@@ -19,6 +19,7 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from weft.config import Config, override, read_yaml
+from weft.engine.log import METRICS, read_rows
 from weft.errors import WeftError
 from weft.explain.exhibits import READING, Exhibit, exhibits
 from weft.explain.explain import SHOWN as DRAWN
@@ -29,10 +30,10 @@ from weft.explain.heat import as_panel
 from weft.files import write_text
 from weft.report.figures import write_figure
 from weft.report.overlay import background
-from weft.report.run import data_name, read_history
+from weft.report.run import History, data_name
 from weft.run.evaluate import find_pictures
 from weft.run.predictor import load
-from weft.run.subjects import subject_of, told_apart
+from weft.run.subjects import told_apart
 
 PAGE = Path(__file__).parents[1] / "docs" / "gallery.md"
 SHOWN = 4  # pictures in a figure
@@ -99,7 +100,7 @@ def look(runs: Sequence[Path], count: int, foreground: Sequence[str]) -> tuple[l
     """What is found out about runs on the same data."""
     source, indices, _ = find_pictures(runs[0])
     some = Some(source, indices, count)
-    subjects = [subject_of(load(run)) for run in runs]
+    subjects = [load(run).subject() for run in runs]
     subjects = [replace(subject, classes=spoken(subject.classes)) for subject in told_apart(subjects, runs)]
     with tempfile.TemporaryDirectory() as folder:
         masks = some.masks(Path(folder), foreground)
@@ -180,7 +181,7 @@ def write(
 
 
 def _row(data: str, run: Path, explanation: Explanation) -> str:
-    best = read_history(run).best or {}
+    best = History.of(read_rows(run / METRICS)).best or {}
     scores = {"val_top1": "top-1", "val_miou": "mIoU", "val_mask_ap": "mask AP", "val_box_ap": "box AP"}
     score = next((f"{name} {100 * best[key]:.1f} %" for key, name in scores.items() if best.get(key) is not None), "")
     size = " x ".join(map(str, explanation.views[0].pixels.shape[:2]))
