@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from weft.models.weights.folder import save_model
     from weft.models.weights.host import load_host
     from weft.run.predictor import load
-    from weft.run.train import Run, train
+    from weft.run.result import Run
+from weft.run.train import train
 
 __all__ = [
     "Run",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Run": "weft.run.train",
+    "Run": "weft.run.result",
     "WeftError": "weft.errors",
     "convert": "weft.models.weights.convert",
     "create_model": "weft.models.registry",

@@ -317,7 +317,7 @@ def _typed(dotted: str, value: Any, kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML would read in `value`, and numbers such as 1e-3, which YAML 1.1 takes for text."""
+    """The value that YAML would read, and numbers such as 1e-3, which YAML 1.1 takes for text."""
     if not isinstance(value, str):
         return value
     import yaml

@@ -31,7 +31,7 @@ from weft.run.predictor import Predictor
 from weft.tasks.detect.coco import Detections, Precision, pasted, restore, run_lengths
 from weft.tasks.detect.evaluate import DetectEvaluation
 from weft.tasks.detect.task import Detect
-from weft.tasks.task import cut
+from weft.tasks.task import TaskFacts, cut
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # of pycocotools
 
@@ -47,8 +47,7 @@ def no_objects() -> Objects:
 
 def a_task(has_shapes=True, **values) -> Detect:
     config = override(Config(), SETTINGS | values)
-    common = dict(preprocessing=FIT, device=torch.device("cpu"), dtype=torch.float32)
-    return Detect(config, classes=CLASSES, has_shapes=has_shapes, **common)
+    return Detect(config, TaskFacts(CLASSES, FIT, torch.device("cpu"), has_shapes=has_shapes))
 
 
 # Average precision ------------------------------------------------------------------------------------------------

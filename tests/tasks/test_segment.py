@@ -30,6 +30,7 @@ from weft.tasks.segment.evaluate import SegmentEvaluation
 from weft.tasks.segment.losses import class_weights, make_pixel_loss
 from weft.tasks.segment.metrics import SegmentMeter
 from weft.tasks.segment.task import Segment, window_starts
+from weft.tasks.task import TaskFacts
 
 K = 4
 COUNTS = [700, 200, 90, 10]
@@ -206,10 +207,8 @@ TINY = [(1, 1), (1, 9), (7, 3), (16, 16), (17, 33), (40, 23)]  # windows are 16
 
 def a_task(**values):
     config = override(Config(), {"augment.img_size": 16, **{k.replace("__", "."): v for k, v in values.items()}})
-    return Segment(
-        config, classes=[f"c{i}" for i in range(K)], preprocessing=PREPROCESSING, device=torch.device("cpu"),
-        dtype=torch.float32, pixel_counts=COUNTS,
-    )  # fmt: skip
+    facts = TaskFacts([f"c{i}" for i in range(K)], PREPROCESSING, torch.device("cpu"), pixel_counts=COUNTS)
+    return Segment(config, facts)
 
 
 class Pointwise(nn.Module):

@@ -8,7 +8,7 @@ from weft.cli.options import Flag, Keys, Quiet, print_columns, settings_of
 from weft.errors import WeftError, did_you_mean
 
 if TYPE_CHECKING:
-    from weft.run.train import Run
+    from weft.run.result import Run
 
 
 def train(

@@ -26,7 +26,7 @@ MEASURED = 500  # pictures for mean and standard deviation
 
 
 def choose_recipe(config: Config, task: str, pictures: int) -> str:
-    return task_class(task).default_recipe(config, pictures)
+    return task_class(task).choices.default_recipe(config, pictures)
 
 
 def fill(
@@ -40,7 +40,7 @@ def fill(
         raise WeftError(f"None of the pictures of {config.data.source} can be read.")
     task = task_class(report.task)
     config = replace(config, data=replace(config.data, task=cast(Any, report.task)))
-    chosen, why = task.fill(config, given, report, device)
+    chosen, why = task.choices.fill(config, given, report, device)
     data, run = chosen.data, chosen.run
     if not data.channels:
         data = replace(data, channels=report.channels)
@@ -89,7 +89,7 @@ def check_settings(config: Config) -> None:
 
 def check_task_settings(config: Config) -> None:
     """Raises for settings that belong to another task than that of the data."""
-    task_class(config.data.task).check_settings(config)
+    task_class(config.data.task).choices.check_settings(config)
 
 
 def _is_range(values: list[float], most: float) -> bool:
@@ -105,7 +105,7 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
     Mean and standard deviation are those the initial weights were trained with, ImageNet's for colour pictures, and
     else those of the training pictures.
     """
-    chosen = task_class(config.data.task).choose_preprocessing(config, report)
+    chosen = task_class(config.data.task).choices.choose_preprocessing(config, report)
     return replace(chosen, **_statistics(config, chosen, source, train))
 
 

@@ -192,7 +192,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         if not (config.run.precision == "fp16" and where.type == "cpu"):
             dtype = pick_precision(config.run, where)
         if config.run.channels_last:
-            model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            model.to(memory_format=torch.channels_last)
     config = override(config, settings or {})
     preprocessing = entry.get("preprocessing")
     preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
@@ -207,7 +207,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         multilabel=bool(entry.get("multilabel", False)),
         has_shapes=entry.get("head") == WITH_SHAPES,
     )
-    task = kind.make(config, facts)
+    task = kind(config, facts)
     task.set_up(model)
     return Predictor(model, task)
 

@@ -16,8 +16,8 @@ from weft.engine.state import (
 )
 from weft.errors import WeftError
 from weft.run.data import RunData, absolute_paths, open_sources
+from weft.run.result import Run
 from weft.run.session import RunSession, locked_by_main
-from weft.run.train import Run
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),

@@ -43,8 +43,8 @@ from weft.run.build import make_model
 from weft.run.data import RunData
 from weft.run.evaluate import evaluate
 from weft.run.predictor import load
+from weft.run.result import Run
 from weft.run.teacher import open_teacher
-from weft.run.train import Run
 from weft.tasks.classify.distill import Distillation
 from weft.tasks.classify.loss import balance_weights
 from weft.tasks.detect.choose import WITH_SHAPES

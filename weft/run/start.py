@@ -22,9 +22,9 @@ from weft.models.registry import check_name
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
 from weft.run.data import absolute_paths, open_data
 from weft.run.recipes import find_recipe
+from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
-from weft.run.train import Run
 
 
 def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:

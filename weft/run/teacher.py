@@ -1,6 +1,7 @@
 """Teachers for distillation: a run or model folder, or a model of timm's."""
 
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -28,7 +29,7 @@ def open_teacher(name: str, device: torch.device) -> Predictor:
     except Exception as error:  # whatever a download or a cache raises
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeftError(f"loss.teacher={name}: no pretrained weights can be had: {why}") from error
-    cfg: dict = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+    cfg: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
     names = cfg.get("label_names") or [str(i) for i in range(cfg["num_classes"])]
     facts = TaskFacts(list(names), timms_preprocessing(model), device)
     return Predictor(model, make_task(UNNAMED, Config(), facts))

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override
 from weft.errors import WeftError
+from weft.run.result import Run
 
 SHORT = {  # options that are used so often that they have no section
     "data": "data.source",
@@ -29,21 +29,6 @@ SHORT = {  # options that are used so often that they have no section
     "device": "run.device",
     "patience": "run.patience",
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished or stopped run."""
-
-    folder: Path
-    metrics: dict[str, Any]  # of the validation pictures, as `weft eval` gives them; empty where stopped
-    stopped: bool = False
-
-    def load(self) -> Any:
-        """The trained model, ready for `.predict`."""
-        from weft.run.predictor import load
-
-        return load(self.folder)
 
 
 def train(

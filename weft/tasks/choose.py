@@ -57,6 +57,11 @@ def fill_dense_model(config: Config, device: torch.device, head: str) -> tuple[C
     return replace(config, model=model, augment=replace(config.augment, on_device="no")), why
 
 
+def window_size(config: Config) -> tuple[int, int]:
+    """Height and width of a training picture, or about that."""
+    return config.augment.img_size, config.augment.long_side or config.augment.img_size
+
+
 def dense_preprocessing(config: Config, report: DataReport, size: tuple[int, int] = (0, 0)) -> Preprocessing:
     """Whole pictures, fitted into `size`, or into what test.short_side gives; (0, 0): as large as they are."""
     short = config.test.short_side

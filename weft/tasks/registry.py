@@ -20,4 +20,4 @@ def task_class(name: str = UNNAMED) -> type[Task]:
 
 def make_task(name: str, config: Config, facts: TaskFacts) -> Task:
     """A task to train, evaluate or use a model with."""
-    return task_class(name).make(config, facts)
+    return task_class(name)(config, facts)

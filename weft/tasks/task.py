@@ -98,10 +98,32 @@ class ResultWriter(Protocol):
     def close(self) -> ResultTexts: ...
 
 
+class Choices(Protocol):
+    """Settings of a task that nobody gave, before there is a model: the module `choose` of each."""
+
+    def default_recipe(self, config: Config, pictures: int) -> str:
+        """The recipe for so many training pictures."""
+        ...
+
+    def fill(
+        self, config: Config, given: Collection[str], report: "DataReport", device: torch.device
+    ) -> tuple[Config, list[str]]:
+        """The settings that nobody gave, and a line on each choice. `given`: those that somebody did."""
+        ...
+
+    def choose_preprocessing(self, config: Config, report: "DataReport") -> Preprocessing:
+        """Of evaluation, but for mean and standard deviation, which are 0 and 1."""
+        ...
+
+    def check_settings(self, config: Config) -> None:
+        """Raises for settings that are not for this task."""
+        ...
+
+
 class Task(Protocol):
     name: ClassVar[str]  # classify, segment or detect
     purpose: ClassVar[str]  # what data are for, in words: "are data to ..."
-    heads: ClassVar[tuple[str, ...]]  # that models may have
+    choices: ClassVar[Choices]
     whole_pictures: ClassVar[bool]  # whether the answer is about a picture as a whole: a timm model gives it alone
     scores_classes: ClassVar[bool]  # whether the model gives each class a score, for a picture or for each pixel
     per_pixel: ClassVar[bool]  # whether that is for each pixel
@@ -119,32 +141,7 @@ class Task(Protocol):
     score: str  # the entry of `Meter.result` that decides which model is kept; more is better
     augmentation: Any  # what the loader gives training pictures to
 
-    # Before there is a model
-
-    @classmethod
-    def make(cls, config: Config, facts: TaskFacts) -> "Task": ...
-
-    @staticmethod
-    def default_recipe(config: Config, pictures: int) -> str:
-        """The recipe for so many training pictures."""
-        ...
-
-    @staticmethod
-    def fill(
-        config: Config, given: Collection[str], report: "DataReport", device: torch.device
-    ) -> tuple[Config, list[str]]:
-        """The settings that nobody gave, and a line on each choice. `given`: those that somebody did."""
-        ...
-
-    @staticmethod
-    def choose_preprocessing(config: Config, report: "DataReport") -> Preprocessing:
-        """Of evaluation, but for mean and standard deviation, which are 0 and 1."""
-        ...
-
-    @staticmethod
-    def check_settings(config: Config) -> None:
-        """Raises for settings that are not for this task."""
-        ...
+    def __init__(self, config: Config, facts: TaskFacts) -> None: ...
 
     # Training
 

@@ -14,7 +14,6 @@ from weft.data.augment.mix import BatchAugmentation
 from weft.data.augment.picture import Augmentation
 from weft.data.given import GivenPictures
 from weft.data.loader import Batch
-from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
 from weft.report.run import RunReport
 from weft.tasks.classify import choose
@@ -32,53 +31,32 @@ class Classify:
     """One label for a picture, or several: a `Task`."""
 
     name, purpose = "classify", "name pictures as a whole"
-    heads, whole_pictures, writes_pictures = choose.HEADS, True, False
+    choices, whole_pictures, writes_pictures = choose, True, False
     scores_classes, per_pixel = True, False
     largest_batch, eval_batch, counts_hits = 256, EVAL_BATCH, True
     can_replay = True
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        classes: list[str],
-        multilabel: bool,
-        preprocessing: Preprocessing,
-        device: torch.device,
-        dtype: torch.dtype,
-        loss: Loss,
-        distillation: Callable[[Tensor, Tensor, float], Tensor] | None = None,
-    ):
-        self.config, self.classes, self.multilabel = config, classes, multilabel
-        self.preprocessing, self.device, self.dtype = preprocessing, device, dtype
-        self.score = "map" if multilabel else "top1"
-        self.augmentation = Augmentation(config.augment, preprocessing)
+    def __init__(self, config: Config, facts: TaskFacts):
+        self.config, self.classes, self.multilabel = config, facts.classes, facts.multilabel
+        self.preprocessing, self.device, self.dtype = facts.preprocessing, facts.device, facts.dtype
+        self.score = "map" if self.multilabel else "top1"
+        self.augmentation = Augmentation(config.augment, self.preprocessing)
         on_device = config.augment.policy and config.augment.on_device == "yes"
-        self.policy = DevicePolicy(config.augment, preprocessing) if on_device else None
-        self.mix = BatchAugmentation(config.augment, config.loss.smoothing, len(classes), multilabel)
-        self.label_loss, self.distillation = loss, distillation
+        self.policy = DevicePolicy(config.augment, self.preprocessing) if on_device else None
+        self.mix = BatchAugmentation(config.augment, config.loss.smoothing, len(self.classes), self.multilabel)
+        self.label_loss, self.distillation = self._make_loss(facts.labels), facts.distillation
 
-    @classmethod
-    def make(cls, config: Config, facts: TaskFacts) -> "Classify":
-        classes, multilabel, labels = facts.classes, facts.multilabel, facts.labels
-        labels = np.zeros((0, len(classes)) if multilabel else 0, np.int64) if labels is None else labels
-        counts = labels.sum(0) if multilabel else np.bincount(labels, minlength=len(classes))
-        balance, pictures = config.data.balance, len(labels)
-        return cls(
-            config,
-            classes=classes,
+    def _make_loss(self, labels: np.ndarray | None) -> Loss:
+        """The loss for training pictures with these labels; None: nothing is trained."""
+        classes, multilabel = len(self.classes), self.multilabel
+        labels = np.zeros((0, classes) if multilabel else 0, np.int64) if labels is None else labels
+        return make_loss(
+            self.config.loss,
             multilabel=multilabel,
-            preprocessing=facts.preprocessing,
-            device=facts.device,
-            dtype=facts.dtype,
-            loss=make_loss(config.loss, multilabel=multilabel, class_counts=counts, balance=balance, pictures=pictures),
-            distillation=facts.distillation,
+            class_counts=labels.sum(0) if multilabel else np.bincount(labels, minlength=classes),
+            balance=self.config.data.balance,
+            pictures=len(labels),
         )
-
-    default_recipe = staticmethod(choose.default_recipe)
-    fill = staticmethod(choose.fill)
-    choose_preprocessing = staticmethod(choose.choose_preprocessing)
-    check_settings = staticmethod(choose.check_settings)
 
     # Training ---------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from weft.config import Config
 from weft.data.augment.pairs import DetectAugmentation
 from weft.data.given import GivenPictures
 from weft.data.loader import Batch
-from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
 from weft.errors import WeftError
 from weft.report.run import RunReport
+from weft.tasks.choose import window_size
 from weft.tasks.detect import choose
 from weft.tasks.detect.evaluate import DetectCollector
 from weft.tasks.detect.metrics import DetectMeter
@@ -28,52 +28,26 @@ DUMMY_OBJECTS = 32  # in each picture of a dummy batch
 
 
 class Detect:
-    """The task of `make_detector`'s models."""
+    """Objects with boxes and, where they are known, shapes: a `Task`."""
 
     name, purpose = "detect", "detect objects"
-    heads, whole_pictures, writes_pictures = choose.HEADS, False, True
+    choices, whole_pictures, writes_pictures = choose, False, True
     scores_classes, per_pixel = False, False
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, False
     can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
     multilabel = False
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        classes: list[str],
-        preprocessing: Preprocessing,
-        device: torch.device,
-        dtype: torch.dtype,
-        has_shapes: bool,
-    ) -> None:
-        self.config, self.classes, self.preprocessing = config, classes, preprocessing
-        self.device, self.dtype, self.has_shapes = device, dtype, has_shapes
-        self.augmentation = DetectAugmentation(config.augment, preprocessing)
-        self.score = "mask_ap" if has_shapes else "box_ap"
-
-    @classmethod
-    def make(cls, config: Config, facts: TaskFacts) -> "Detect":
-        return cls(
-            config,
-            classes=facts.classes,
-            preprocessing=facts.preprocessing,
-            device=facts.device,
-            dtype=facts.dtype,
-            has_shapes=facts.has_shapes,
-        )
-
-    default_recipe = staticmethod(choose.default_recipe)
-    fill = staticmethod(choose.fill)
-    choose_preprocessing = staticmethod(choose.choose_preprocessing)
-    check_settings = staticmethod(choose.check_settings)
+    def __init__(self, config: Config, facts: TaskFacts):
+        self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
+        self.device, self.dtype, self.has_shapes = facts.device, facts.dtype, facts.has_shapes
+        self.augmentation = DetectAugmentation(config.augment, self.preprocessing)
+        self.score = "mask_ap" if self.has_shapes else "box_ap"
 
     # Training ---------------------------------------------------------------------------------------------------
 
     @property
     def training_size(self) -> tuple[int, int]:
-        augment = self.config.augment
-        return augment.img_size, augment.long_side or augment.img_size
+        return window_size(self.config)
 
     def augmented(self, batch: Batch, seed: int) -> list[Tensor]:
         """(C, h, w) pictures on the device, of any size."""

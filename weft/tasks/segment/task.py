@@ -20,10 +20,10 @@ from weft.data.augment.pairs import SegmentAugmentation
 from weft.data.given import GivenPictures
 from weft.data.loader import Batch
 from weft.data.masks.values import IGNORE
-from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
 from weft.errors import WeftError
 from weft.report.run import RunReport
+from weft.tasks.choose import window_size
 from weft.tasks.segment import choose
 from weft.tasks.segment.evaluate import SegmentCollector
 from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
@@ -38,66 +38,31 @@ ANSWERS_AT_ONCE = 2**26  # likewise, a number for each class and pixel: two of 5
 
 
 class Segment:
-    """The task of `weft.tasks.task.Task` for masks.
-
-    Args:
-        config: the whole configuration; `loss` and `test` decide most.
-        classes: their names, in the order of the masks' values.
-        preprocessing: of pictures in evaluation.
-        device: where it runs.
-        dtype: of the forward pass, under autocast.
-        pixel_counts: (K,) training pixels of each class; only training with data.balance=loss asks for them.
-    """
+    """A class for each pixel: a `Task`. Of the configuration, `loss` and `test` decide most."""
 
     name, purpose = "segment", "segment"
-    heads, whole_pictures, writes_pictures = choose.HEADS, False, True
+    choices, whole_pictures, writes_pictures = choose, False, True
     scores_classes, per_pixel = True, True
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, True
     can_replay = True
     score, multilabel = "miou", False
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        classes: list[str],
-        preprocessing: Preprocessing,
-        device: torch.device,
-        dtype: torch.dtype,
-        pixel_counts: list[int] | None = None,
-    ):
-        self.config, self.classes, self.preprocessing = config, classes, preprocessing
-        self.device, self.dtype, self.pixel_counts = device, dtype, pixel_counts
+    def __init__(self, config: Config, facts: TaskFacts):
+        self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
+        self.device, self.dtype, self.pixel_counts = facts.device, facts.dtype, facts.pixel_counts
         side = config.augment.img_size
-        self.augmentation = SegmentAugmentation(config.augment, preprocessing, (side, side))
+        self.augmentation = SegmentAugmentation(config.augment, self.preprocessing, (side, side))
         self.window = config.test.window or side  # of test.mode=slide
         if config.test.mode == "slide" and not self.window:
             raise WeftError("test.mode=slide needs the side of a window; set test.window.")
         if not config.test.scales or min(config.test.scales) <= 0:
             raise WeftError(f"test.scales={config.test.scales} must be positive numbers, such as [0.75, 1.0, 1.25].")
 
-    @classmethod
-    def make(cls, config: Config, facts: TaskFacts) -> "Segment":
-        return cls(
-            config,
-            classes=facts.classes,
-            preprocessing=facts.preprocessing,
-            device=facts.device,
-            dtype=facts.dtype,
-            pixel_counts=facts.pixel_counts,
-        )
-
-    default_recipe = staticmethod(choose.default_recipe)
-    fill = staticmethod(choose.fill)
-    choose_preprocessing = staticmethod(choose.choose_preprocessing)
-    check_settings = staticmethod(choose.check_settings)
-
     # Training ---------------------------------------------------------------------------------------------------
 
     @property
     def training_size(self) -> tuple[int, int]:
-        augment = self.config.augment
-        return augment.img_size, augment.long_side or augment.img_size
+        return window_size(self.config)
 
     @cached_property
     def pixel_loss(self) -> PixelLoss:
