@@ -1,7 +1,10 @@
 """Every switch of every family at a size that a test can afford: `id: (model, constructor arguments)`.
 
-SMALL has one model of each family: by its name and arguments that make it small.
+SMALL has one model of each family: by its name and arguments that make it small. PLAIN are the entries of SWITCHES
+that are these models, NANO the models of Weft's own size, one for each of the papers' families.
 """
+
+import weft
 
 CVT = dict(embed_dims=(8, 16, 32), depths=(1, 2, 2), num_heads=(1, 2, 4))
 CEIT = dict(embed_dim=32, depth=3, num_heads=2, i2t_channels=8)
@@ -112,3 +115,6 @@ SWITCHES = {
     "cswin": ("cswin_tiny", CSWIN),
     "cswin-split": ("cswin_tiny", dict(**CSWIN, split_sizes=(3, 0, 12, 2))),
 }
+
+PLAIN = [key for key, (name, args) in SWITCHES.items() if args is SMALL[name]]
+NANO = weft.list_models("*_nano")

@@ -1,21 +1,21 @@
-"""Published weights: every layout in, identical outputs out, and one clear line for everything else."""
+"""Published weights and folders: what was converted opens again, and one clear line for everything else.
 
-import argparse
+That a family computes what its published weights computed is in its own file.
+"""
+
 import json
 import os
 import pickle
-import re
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import timm
 import torch
-from timm.models import _hub
 
 import weft
 from tests.conftest import randomise
-from tests.helpers.published import OfficialCeiT, hugging_face_cvt, official_cvt_keys
+from tests.helpers.published import OfficialCeiT, hugging_face_cvt
 
 PICTURE = (2, 3, 96, 96)
 
@@ -38,71 +38,7 @@ def logits(model, picture):
     return getattr(out, "logits", out)
 
 
-# Layouts --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "bin", "file", "state dict"])
-def test_hugging_face_cvt(hf_cvt, kind, tmp_path):
-    """A folder that transformers wrote gives what transformers computes: exact GELU, to 1e-5."""
-    if kind == "safetensors":
-        hf_cvt.save_pretrained(tmp_path)
-        source = tmp_path
-    elif kind == "bin":
-        torch.save(hf_cvt.state_dict(), tmp_path / "pytorch_model.bin")
-        source = str(tmp_path)
-    elif kind == "file":
-        hf_cvt.save_pretrained(tmp_path)
-        source = tmp_path / "model.safetensors"
-    else:
-        source = hf_cvt.state_dict()
-    model = weft.convert(source, model="cvt_13")
-    picture = torch.randn(PICTURE)
-    torch.testing.assert_close(logits(model, picture), logits(hf_cvt, picture), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_official_cvt(prefix, tmp_path):
-    """The released files were trained with QuickGELU, so that is what they get."""
-    theirs = randomise(hugging_face_cvt(quick_gelu=True))
-    state = official_cvt_keys(theirs.state_dict())
-    assert len(state) == 459
-    torch.save({prefix + key: value for key, value in state.items()}, tmp_path / "CvT-13-224x224-IN-1k.pth")
-    model = weft.convert(tmp_path / "CvT-13-224x224-IN-1k.pth", model="cvt_13")
-    picture = torch.randn(PICTURE)
-    torch.testing.assert_close(logits(model, picture), logits(theirs, picture), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("wrapper", ["model", "model_ema", "module", "flat"])
-def test_official_ceit(official_ceit, wrapper, tmp_path):
-    state = official_ceit.state_dict()
-    wrong = {key: torch.zeros_like(value) for key, value in state.items()}
-    content = {
-        "model": {"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-3)},
-        "model_ema": {"model": wrong, "model_ema": state, "optimizer": {"state": {}}},
-        "module": {"model": {f"module.{key}": value for key, value in state.items()}},
-        "flat": state,
-    }[wrapper]
-    torch.save(content, tmp_path / "ceit.pth")
-    model = weft.convert(tmp_path / "ceit.pth", model="ceit_tiny")
-    picture = torch.randn(PICTURE)
-    torch.testing.assert_close(logits(model, picture), logits(official_ceit, picture), rtol=0, atol=2e-5)
-    assert model.pos_embed.grid.shape == (6, 6, 192)
-
-
-def test_official_cvt_has_the_released_names():
-    """All 459 of them, written out from the description of the released files."""
-    norms = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    both = ("weight", "bias")
-    expected = {"stage2.cls_token", *(f"{m}.{p}" for m in ("norm", "head") for p in both)}
-    for i, depth in enumerate((1, 2, 10)):
-        expected |= {f"stage{i}.patch_embed.{m}.{p}" for m in ("proj", "norm") for p in both}
-        for block in (f"stage{i}.blocks.{j}" for j in range(depth)):
-            linears = ("norm1", "norm2", "attn.proj_q", "attn.proj_k", "attn.proj_v", "attn.proj", "mlp.fc1", "mlp.fc2")
-            expected |= {f"{block}.{m}.{p}" for m in linears for p in both}
-            for kind in "qkv":
-                expected.add(f"{block}.attn.conv_proj_{kind}.conv.weight")
-                expected |= {f"{block}.attn.conv_proj_{kind}.bn.{p}" for p in norms}
-    assert set(official_cvt_keys(hugging_face_cvt().state_dict())) == expected
+# Converted models -----------------------------------------------------------------------------------------------
 
 
 def test_converted_model_owns_its_weights(hf_cvt, official_ceit):
@@ -117,13 +53,6 @@ def test_converted_model_owns_its_weights(hf_cvt, official_ceit):
     assert model.pretrained_cfg["input_size"] == (3, 96, 96)
 
 
-def test_evaluation_of_the_384_weights_is_the_authors():
-    """The whole picture resized to a square, no crop."""
-    for name in timm.list_models("cvt_*384", include_tags=True):
-        config = timm.data.resolve_model_data_config(timm.create_model(name, device="meta"))
-        assert (config["crop_pct"], config["crop_mode"], config["input_size"]) == (1.0, "squash", (3, 384, 384))
-
-
 def test_authors_files_are_pointed_to():
     with pytest.raises(weft.WeftError, match="weft convert FILE --model ceit_tiny"):
         timm.create_model("ceit_tiny", pretrained=True)
@@ -136,50 +65,7 @@ def test_half_precision_files_become_float32(hf_cvt):
     assert all(p.requires_grad for p in model.parameters())
 
 
-# timm's path ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [n for n in timm.list_models("cvt_*", include_tags=True) if ".msft" in n])
-def test_hub_repositories(name):
-    cfg = timm.get_pretrained_cfg(name)
-    size = re.fullmatch(r"microsoft/cvt-(13|21|w24)(-384)?(-22k)?", cfg.hf_hub_id)
-    assert size
-    assert cfg.input_size[1] == (384 if size[2] else 224)
-    assert ("in22k" in name) == bool(size[3])
-
-
-def test_pretrained_loads_through_timm_with_quick_gelu(tmp_path, monkeypatch):
-    """timm's own download path, with the hub replaced by a folder that transformers wrote."""
-    theirs = randomise(hugging_face_cvt(quick_gelu=True, num_labels=1000))
-    theirs.save_pretrained(tmp_path)
-    asked = []
-
-    def download(repo_id, filename, **kwargs):
-        asked.append(repo_id)
-        return str(tmp_path / filename)
-
-    monkeypatch.setattr(_hub, "hf_hub_download", download)
-    model = timm.create_model("cvt_13", pretrained=True).eval()
-    assert set(asked) == {"microsoft/cvt-13"}
-    picture = torch.randn(PICTURE)
-    torch.testing.assert_close(logits(model, picture), logits(theirs, picture), rtol=0, atol=1e-5)
-
-    adapted = timm.create_model("cvt_13", pretrained=True, in_chans=1, num_classes=5)
-    grey, colour = adapted.stages[0].embed.proj.weight, model.stages[0].embed.proj.weight
-    torch.testing.assert_close(grey, colour.sum(1, keepdim=True))
-    assert adapted.head.out_features == 5
-    features = timm.create_model("cvt_13", pretrained=True, features_only=True)
-    assert torch.equal(features.model.stages[2].cls_token, model.stages[2].cls_token)
-
-
-def test_positions_are_resized_on_the_way_in(official_ceit, tmp_path):
-    """Fine-tuning at another size: timm's file overlay, our filter, bicubic positions."""
-    torch.save({"model": official_ceit.state_dict()}, tmp_path / "ceit.pth")
-    overlay = dict(file=str(tmp_path / "ceit.pth"), num_classes=10)
-    model = timm.create_model("ceit_tiny", pretrained=True, pretrained_cfg_overlay=overlay, img_size=(160, 128))
-    grid = official_ceit.pos_embed[:, 1:].reshape(1, 6, 6, 192).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.interpolate(grid, size=(10, 8), mode="bicubic", align_corners=False)
-    torch.testing.assert_close(model.pos_embed.grid, expected[0].permute(1, 2, 0))
+# Folders --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

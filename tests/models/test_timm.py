@@ -11,7 +11,7 @@ import torch
 
 import weft
 from tests.helpers.places import ROOT
-from tests.helpers.variants import SMALL
+from tests.helpers.variants import NANO
 
 TEST_FILE = ROOT / ".cache" / f"timm-{timm.__version__}" / "test_models.py"
 TESTS = {  # what timm asks of a model
@@ -28,7 +28,7 @@ TESTS = {  # what timm asks of a model
 
 
 # One of each of the papers' families, but CeiT's: CvT, too, has a class token, and test_models.py scripts CeiT.
-QUICK = [name for name in SMALL if name.endswith("nano") and name != "ceit_nano"]
+QUICK = [name for name in NANO if name != "ceit_nano"]
 
 
 @pytest.mark.parametrize(
