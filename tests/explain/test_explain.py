@@ -109,7 +109,7 @@ def test_from_a_run_to_page_figures_and_numbers(run, pictures, tmp_path, command
         (["RUN", "BROKEN"], ["No picture can be read", "broken.png"]),
         (["RUN", "PICTURES", "--layer", "stages.9"], ["no layer 'stages.9'"]),
         (["RUN", "PICTURES", "--layer", "head"], ["no map of the picture"]),
-        (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is no folder of masks"]),
+        (["RUN", "PICTURES", "--masks", "nothing"], ["nothing is not a folder; --masks"]),
         (["RUN", "PICTURES", "--masks", "RUN"], ["has no mask for any of the pictures"]),
         (["RUN", "PICTURES", "--of", "class 9"], ["no class 'class 9'", "Did you mean 'class"]),
         (["RUN", "PICTURES", "--out", "RUN"], ["already exists"]),
@@ -341,8 +341,8 @@ def test_masks_of_equal_names_belong_to_their_folders(run, pictures, tmp_path):
 @pytest.mark.parametrize(
     ("masks", "names", "words"),
     [
-        (["a/0", "b/0"], ["0.jpg"], r"0\.jpg may have the mask .*a.0\.png or .*b.0\.png; put the masks into folders"),
-        (["0"], ["x/a/0.jpg", "x/b/0.jpg"], r"The mask .*0\.png may be that of x/a/0\.jpg or x/b/0\.jpg; put the"),
+        (["a/0", "b/0"], ["0.jpg"], r"0\.jpg could have the mask .*a.0\.png or .*b.0\.png; put the masks into folders"),
+        (["0"], ["x/a/0.jpg", "x/b/0.jpg"], r"The mask .*0\.png could be that of x/a/0\.jpg or x/b/0\.jpg; put the"),
     ],
 )
 def test_masks_of_unknown_pictures_are_refused(masks, names, words, tmp_path):

@@ -94,11 +94,11 @@ def test_a_search_that_ends_early_says_why(tmp_path, monkeypatch):
     search = search_in(tmp_path, plan_of(trials=30, most_macs=smallest), said.append)
     found = search.explore(lambda point: 0.5)
     assert len(found) < 30
-    assert f"6 proposals one after the other were over the limits or known: {len(found)} networks are" in said[-1]
+    assert f"6 proposals in a row were over the limits or already known: {len(found)} networks were" in said[-1]
     (tmp_path / "short").mkdir()
     search = search_in(tmp_path / "short", plan_of(trials=30, keep=2, minutes=1e-6), said.append)
     assert len(search.explore(lambda point: 0.5)) == 3
-    assert said[-1] == "the time of this step is over: 3 networks are judged, not 30"
+    assert said[-1] == "the time for this step is up: 3 networks were judged, not 30"
 
 
 def test_time_between_two_sittings_is_no_time_of_the_search(tmp_path):
@@ -257,7 +257,7 @@ def test_amounts(number, text):
         (["--minutes", "2", "--epochs", "3"], ("--minutes",)),
         (["--no-supernet", "--inherit"], ("--inherit",)),
         (["--model", "cvt_31"], ("There is no model 'cvt_31'",)),
-        (["--model", "resnet18"], ("no ready space for resnet18",)),
+        (["--model", "resnet18"], ("no search space for resnet18",)),
         (["--model", "cvt_nano", "--space", "nowhere.yaml"], ("nowhere.yaml",)),
     ],
 )

@@ -96,9 +96,9 @@ def test_networks_put_together_from_blocks_are_those_that_are_built():
     ("content", "words"),
     [
         ({"blocks": {"mlp_ratio": [2.0]}}, "Did you mean 'block'"),
-        ({"block": {"mlp_ratio": 2.0}}, "list of different choices"),
-        ({"block": {"mlp_ratio": [2.0, 2.0]}}, "list of different choices"),
-        ({"block": {"mlp_ratio": []}}, "list of different choices"),
+        ({"block": {"mlp_ratio": 2.0}}, "list of distinct choices"),
+        ({"block": {"mlp_ratio": [2.0, 2.0]}}, "list of distinct choices"),
+        ({"block": {"mlp_ratio": []}}, "list of distinct choices"),
         ([1], "must hold"),
         (None, "must hold"),
     ],
@@ -113,9 +113,9 @@ def test_arguments_that_a_model_does_not_take():
         Space("cvt_nano", {"model": {"wings": [1, 2]}}).build({"wings": 1}, device="meta")
     with pytest.raises(WeftError, match="no stages of blocks"):
         _ = Space("ceit_nano", {"block": {"mlp_ratio": [2.0]}}).size
-    with pytest.raises(WeftError, match="no point of the space"):
+    with pytest.raises(WeftError, match="is not in the space"):
         cvt_space().point({"stride_kv": 3, "mlp_ratio": 2.0})
-    with pytest.raises(WeftError, match="no ready space for resnet18"):
+    with pytest.raises(WeftError, match="no search space for resnet18"):
         read_space("", "resnet18", {})
 
 

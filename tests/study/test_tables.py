@@ -172,7 +172,7 @@ def test_missing_row_stays(tmp_path):
         (("model: cvt_nano", "model: cvt_nan"), ["row 'none'", "model", "'cvt_nan'", "Did you mean 'cvt_nano'?"]),
         (("switches: {pos_embed: every}", "nano: cvt_nan"), ["row 'every'", "nano", "'cvt_nan'"]),
         (("model: cvt_nano\n", ""), ["row 'none'", "model is missing"]),
-        (("name: every", "name: none"), ["rows", "two are called 'none'"]),
+        (("name: every", "name: none"), ["two rows are called 'none'"]),
         (("pos_embed: every", "pos_embd: every"), ["row 'every'", "'pos_embd'", "Did you mean 'pos_embed'?"]),
         (("pos_embed: every", "pos_embed: sometimes"), ["row 'every'", "pos_embed", "sometimes"]),
         (("switches: {pos_embed: every}", "switchs: {}"), ["row 2", "'switchs'", "Did you mean 'switches'?"]),
@@ -186,7 +186,7 @@ def test_missing_row_stays(tmp_path):
         (("switches: {pos_embed: every}", "nano: {modl: cvt_nano}"), ["row 'every': nano", "'modl'"]),
         (("  - name: none", "  - none"), ["row 1", "must be a mapping"]),
         (("rows:", "rows: []\nother:"), ["unknown key 'other'"]),
-        (("title: Mine", "title: Mine: yes"), ["no YAML file (line 2)"]),
+        (("title: Mine", "title: Mine: yes"), ["not a valid YAML file (line 2)"]),
     ],
 )
 def test_bad_table(tmp_path, change, words):

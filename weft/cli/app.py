@@ -55,7 +55,7 @@ def main() -> None:
             print(f"weft: {_one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("weft: interrupted; what was saved before is whole.", file=sys.stderr)
+        print("weft: interrupted; everything saved so far is intact.", file=sys.stderr)
         sys.exit(130)
 
 

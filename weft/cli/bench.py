@@ -116,7 +116,7 @@ def bench(
         return
     if epochs or fractions or recipe or out or keys or jobs or seeds != 1:
         raise WeftError(
-            "--epochs, --fractions, --seeds, --recipe, --jobs and --out are for trainings; say --compare DATA."
+            "--epochs, --fractions, --seeds, --recipe, --jobs and --out are for trainings; add --compare DATA."
         )
     if not models:
         raise WeftError("No model given; `weft models` lists them.")
@@ -191,7 +191,7 @@ def _pick_device(name: str) -> "torch.device":
     except WeftError as error:
         raise WeftError(str(error).replace("run.device=", "--device ")) from None
     if place.type not in ("cpu", "cuda"):
-        raise WeftError(f"--device {name!r} is not measured; choose auto, cpu, cuda or cuda:N.")
+        raise WeftError(f"--device {name!r} cannot be measured; choose auto, cpu, cuda or cuda:N.")
     return place
 
 
@@ -264,5 +264,5 @@ def _numbers(option: str, text: str, *, most: float = float("inf"), whole: bool 
     except ValueError:
         values = [-1.0]
     if not all(0 < value <= most and not (whole and value % 1) for value in values):
-        raise WeftError(f"--{option} {text} is no list such as {'10,20,30' if whole else '0.2,0.6,1'}.")
+        raise WeftError(f"--{option} {text} is not a list such as {'10,20,30' if whole else '0.2,0.6,1'}.")
     return values

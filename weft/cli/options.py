@@ -61,7 +61,7 @@ def check_length(epochs: int | None, minutes: float | None) -> None:
     check_positive(epochs=1 if epochs is None else epochs)
     check_ratio(minutes=1 if minutes is None else minutes)
     if epochs and minutes:
-        raise WeftError("--epochs and --minutes both say how long; give one of them.")
+        raise WeftError("--epochs and --minutes both set the length; give only one of them.")
 
 
 def study_folder(out: str, kind: str, *names: str) -> Path:

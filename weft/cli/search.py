@@ -85,7 +85,7 @@ def search(
     check_positive(trials=trials, keep=keep, jobs=jobs or 1)
     check_length(epochs, minutes)
     if not supernet and (minutes is not None or inherit):
-        raise WeftError("--minutes and --inherit are for a search with a supernet; without one give --epochs.")
+        raise WeftError("--minutes and --inherit need a supernet; without one, give --epochs.")
     options = dict(
         objective="parameters" if objective == "params" else "macs",
         most_parameters=_count("params", params),
@@ -119,7 +119,7 @@ def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
         save_plan(folder, plan)
         found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
-        print("Stopped; the same command goes on.")
+        print("Stopped; run the same command to continue.")
         return
     _print_networks(found)
     print(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
@@ -152,5 +152,5 @@ def _count(option: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf") or (text and not value):
-        raise WeftError(f"--{option} {text} is no number such as 18M or 4.1G.")
+        raise WeftError(f"--{option} {text} is not a number such as 18M or 4.1G.")
     return value

@@ -52,7 +52,7 @@ def explain_subjects(
     found = GivenPictures(pictures)
     mask_files = find_masks(masks, found.names[:MOST]) if masks else None
     if masks and not mask_files:
-        raise WeftError(f"{masks} has no mask for any of the pictures; a mask has the name of its picture.")
+        raise WeftError(f"{masks} has no mask for any of the pictures; a mask must have the same name as its picture.")
     explanations = []
     for i, subject in enumerate(subjects):
 
@@ -68,7 +68,7 @@ def explain_subjects(
 def with_class(subject: Subject, name: str) -> Subject:
     """The subject, asked for the Grad-CAM of this class."""
     if not subject.scores_classes:
-        raise WeftError("Grad-CAM of a class is shown of classifiers and segmenters, not of detectors.")
+        raise WeftError("Grad-CAM of a class is for classifiers and segmenters; detectors have none.")
     if name not in subject.classes:
         near = did_you_mean(name, subject.classes) or f" It has {', '.join(subject.classes[:3])} and others."
         raise WeftError(f"{subject.name} has no class {name!r}.{near}")

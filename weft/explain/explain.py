@@ -62,7 +62,7 @@ def explain(
     if unmasked:
         explanation.notes.append(f"{many(len(unmasked), 'picture')} without a mask, such as {unmasked[0]}")
     if len(found.names) > MOST:
-        explanation.notes.append(f"The first {MOST} of {len(found.names)} pictures are looked at.")
+        explanation.notes.append(f"Only the first {MOST} of {len(found.names)} pictures were used.")
     steps = list(_Analysis(explanation, batches).steps())
     for done, (part, step) in enumerate(steps, start=1):
         step()
@@ -84,12 +84,12 @@ class _Analysis:
         """The part of the work that each step belongs to, and the step; notes on what does not apply come first."""
         subject, model, notes = self.subject, self.model, self.notes
         if not subject.scores_classes:
-            notes.append("Grad-CAM asks for one score of a picture, which a detector does not have.")
+            notes.append("Grad-CAM needs one score for a picture, which a detector does not give.")
         elif not self.explanation.layers:
             layers = _or_note(self.explanation, lambda: [_default_cam(subject, self.batches[0])])
             self.explanation.layers = layers or []
         if not self.has_attention:
-            notes.append("None of the model's layers has attention that could be read.")
+            notes.append("None of the model's layers has attention that can be read.")
         notes += [f"{name_in_trunk(model, name)}: {why}" for name, why in left_out(model).items()]
         first = f"Grad-CAM and attention, {many(self.explanation.pictures, 'picture')}"
         for batch in self.batches:
@@ -103,7 +103,7 @@ class _Analysis:
         if subject.per_picture and not subject.multilabel:
             yield "robustness to scale and shift", self.measure_robustness
         else:
-            notes.append("Robustness to scale and shift is measured of classifiers with one class per picture.")
+            notes.append("Robustness to scale and shift is measured only for classifiers with one class per picture.")
 
     def inputs(self) -> Iterator[Tensor]:
         return (self.subject.see(batch.pictures) for batch in self.batches)
@@ -124,7 +124,7 @@ class _Analysis:
         rows = mean_numbers(self.measured) if self.measured else []
         self.explanation.attention = rows
         if rows and not any(row.distance for row in rows):
-            self.notes.append("Its tokens have no places; the distance and the neighbourhood of attention need them.")
+            self.notes.append("Its tokens have no positions, which the distance and the locality of attention need.")
         shares = [row.foreground.uniform for row in rows if row.foreground]
         if shares and not 0 < shares[0] < 1:
             self.notes.append(f"The masks have no {'background' if shares[0] else 'foreground'} to compare with.")
@@ -254,7 +254,7 @@ def similarity_between(explanations: Sequence[Explanation], found: NamedPictures
     if not comparable(batches) or not comparable(others):  # as the notes say
         return None
     if [batch.names for batch in batches] != [batch.names for batch in others]:
-        note = f"Its layers are not compared with those of {one.name}, for which other pictures are of one size."
+        note = f"Its layers are not compared with those of {one.name}, which groups the pictures by other sizes."
         explanations[1].notes.append(note)
         return None
 

@@ -118,7 +118,7 @@ def tensor_of(output: Any, name: str) -> Tensor:
     """The output of a layer; where that is a map and a class token, the map."""
     y = output[0] if isinstance(output, tuple | list) and len(output) else output
     if not isinstance(y, Tensor):
-        raise WeftError(f"The layer {name!r} gives no map of the picture; choose another one.")
+        raise WeftError(f"The layer {name!r} gives no map of the picture; choose another.")
     return y
 
 
@@ -134,7 +134,7 @@ def as_map(y: Tensor, size: tuple[int, int], model: nn.Module, name: str) -> Ten
                 if prefix + height * width == y.shape[1]:
                     return y[:, prefix:].unflatten(1, (height, width))
     other = default_layer(model)
-    hint = f"one such as {other!r}" if name != other else "another one"
+    hint = f"one such as {other!r}" if name != other else "another"
     raise WeftError(f"The layer {name!r} gives no map of the picture; choose {hint}.")
 
 

@@ -21,7 +21,7 @@ from weft.explain.subject import Subject
 
 BATCH = 8
 MOST = 256  # pictures that the numbers are taken over
-LIKE_PICTURES = "put the masks into folders of the same names as the pictures"
+LIKE_PICTURES = "put the masks into folders with the same names as the pictures'"
 
 
 class NamedPictures(Protocol):
@@ -109,7 +109,7 @@ def find_masks(folder: str | os.PathLike[str], names: Iterable[str]) -> dict[str
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise WeftError(f"{folder} is no folder of masks; give one with a mask for each picture, of the same name.")
+        raise WeftError(f"{folder} is not a folder; --masks takes one with a mask for each picture, of the same name.")
 
     def fit(pair: tuple[str, Path]) -> int:
         """How many of the innermost folders of a picture and of a mask have the same names."""
@@ -126,8 +126,8 @@ def find_masks(folder: str | os.PathLike[str], names: Iterable[str]) -> dict[str
     for _, alike in groupby(sorted(pairs, key=fit, reverse=True), key=fit):
         for name, file in [(name, file) for name, file in alike if name not in found and file not in taken]:
             if name in found:
-                raise WeftError(f"{name} may have the mask {found[name]} or {file}; {LIKE_PICTURES}.")
+                raise WeftError(f"{name} could have the mask {found[name]} or {file}; {LIKE_PICTURES}.")
             if file in taken:
-                raise WeftError(f"The mask {file} may be that of {taken[file]} or {name}; {LIKE_PICTURES}.")
+                raise WeftError(f"The mask {file} could be that of {taken[file]} or {name}; {LIKE_PICTURES}.")
             found[name], taken[file] = file, name
     return found

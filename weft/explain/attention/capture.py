@@ -132,7 +132,9 @@ def attention_of(model: nn.Module, pictures: Tensor, layers: Sequence[str] | Non
         model(pictures)
     for layer in found:
         if layer.pictures != len(pictures):
-            raise WeftError(f"{layer.name} attends in pieces of a kind that is not known; leave it out of `layers`.")
+            raise WeftError(
+                f"{layer.name} splits its attention in a way that cannot be read; leave it out of `layers`."
+            )
     return found
 
 

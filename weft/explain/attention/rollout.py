@@ -22,12 +22,12 @@ def rollout(layers: list[LayerAttention], query: tuple[float, float] | None = No
     at this pixel, (y, x).
     """
     if not layers:
-        raise WeftError("rollout takes the layers of a model as attention_of gives them, and there are none.")
+        raise WeftError("rollout takes the layers that attention_of returns, and was given none.")
     state = _answer(layers, query)
     for layer in reversed(layers):
         BACK[layer.kind](state, layer)
     if state.grid is None:
-        raise WeftError(f"rollout ends in pixels, and {layers[0].name} asks none; leave no layer out.")
+        raise WeftError(f"rollout must end in pixels, but {layers[0].name} attends to none; leave no layer out.")
     return state.map.unflatten(1, (state.grid.height, state.grid.width))
 
 
@@ -52,7 +52,9 @@ def _answer(layers: list[LayerAttention], query: tuple[float, float] | None) -> 
     maps = [layer for layer in layers if layer.kind != "layers"]
     for layer in layers:
         if not maps or (layer.kind == "layers" and len(layer.keys) != len(maps)):
-            raise WeftError(f"{layer.name} asks {len(layer.keys)} layers, and {len(maps)} are given; leave none out.")
+            raise WeftError(
+                f"{layer.name} attends to {len(layer.keys)} layers, but {len(maps)} were given; leave none out."
+            )
     last = maps[-1]
     some = last.rows(0, 1)
     nothing = some.new_zeros(last.pictures, 0)
@@ -60,7 +62,7 @@ def _answer(layers: list[LayerAttention], query: tuple[float, float] | None) -> 
     grid = last.queries.grid
     if query is not None:
         if grid is None:
-            raise WeftError(f"{last.name}, the last layer, has no pixels that could be asked; leave `query` out.")
+            raise WeftError(f"{last.name}, the last layer, has no pixels to start from; leave out `query`.")
         state.grid, state.map = grid, some.new_zeros(last.pictures, grid.height * grid.width)
         state.map[:, grid.index(*query)] = 1
     elif last.kind in ("tokens", "tokenizer"):
@@ -108,7 +110,7 @@ def _back_layers(state: _State, layer: LayerAttention) -> None:
 
 def _back_tokens(state: _State, layer: LayerAttention) -> None:
     if state.tokens.shape[1] != len(layer.queries):
-        raise WeftError(f"{layer.name} relates the tokens of several maps, and rollout follows one map.")
+        raise WeftError(f"{layer.name} relates the tokens of several maps, but rollout follows only one.")
     state.tokens = (state.tokens + ask(layer, state.tokens)) / 2
 
 

@@ -201,7 +201,7 @@ def check_same(earlier: AblationPlan, now: AblationPlan, study: Path) -> None:
         if before != after:
             raise WeftError(
                 f"{study} was started with {option or 'the data'} {before or 'left out'}, not {after or 'left out'};"
-                " go on as it was started, or choose another --out."
+                " give the same options, or choose another --out."
             )
     if earlier.fingerprint != now.fingerprint:
         raise WeftError(

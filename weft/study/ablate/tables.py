@@ -165,7 +165,7 @@ def read_table(file: Path) -> Table:
     names = [row.name for row in rows]
     for name in names:
         if names.count(name) > 1:
-            raise WeftError(f"{file}: rows: two are called {name!r}; give each a name of its own.")
+            raise WeftError(f"{file}: two rows are called {name!r}; give each its own name.")
     base = str(content.get("base", names[0]))
     for where, wanted in [("base", base), *((f"row {row.name!r}: base", row.base) for row in rows if row.base)]:
         if wanted not in names:
@@ -194,7 +194,7 @@ def _load(file: Path) -> Any:
         raise WeftError(f"{file} does not exist; give a YAML file, or a name that `weft ablate` lists.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
-        raise WeftError(f"{file} is no YAML file{f' (line {where.line + 1})' if where else ''}.") from None
+        raise WeftError(f"{file} is not a valid YAML file{f' (line {where.line + 1})' if where else ''}.") from None
 
 
 def _check(content: Any, keys: Mapping[str, Any], needed: tuple[str, ...], where: str) -> None:
@@ -225,9 +225,9 @@ def _row(content: Any, number: int, table: dict[str, Any], columns: tuple[str, .
             raise WeftError(f"{where}: {key}: {content[key]!r} must be above 0 and at most {most}.")
     for key, value in content.get("paper", {}).items():
         if key not in columns:
-            raise WeftError(f"{where}: paper: {key!r} is none of the columns of the table.")
+            raise WeftError(f"{where}: paper: {key!r} is not one of the table's columns.")
         if type(value) not in (int, float):
-            raise WeftError(f"{where}: paper: {key}: {value!r} is no number.")
+            raise WeftError(f"{where}: paper: {key}: {value!r} is not a number.")
     try:
         override(Config(), content.get("settings", {}))
     except WeftError as error:

@@ -91,9 +91,9 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
     study = open_study_data(given, recipe, pick_device(override(Config(), given).run.device), say)
     source, split = study.data.source, study.data.split
     if not task_class(source.task).whole_pictures:
-        raise WeftError(f"{data} is data to {source.task}; these studies are of classifiers.")
+        raise WeftError(f"{data} holds data to {source.task}; this command compares classifiers only.")
     if not len(split.val):
-        raise WeftError(f"{data} has no validation pictures to judge by; name some with --data.val.")
+        raise WeftError(f"{data} has no validation pictures to compare by; name some with --data.val.")
     recipe = recipe or study.recipe()
     base = study.filled(recipe, {"model.name": models[0]} if models else {})
     own = {

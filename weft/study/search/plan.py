@@ -98,7 +98,7 @@ class SearchResult:
             return ""
         words = {0.7: "the first judgement can be trusted", 0.3: "the first judgement is a rough guide"}
         said = next(
-            (text for least, text in words.items() if self.tau >= least), "the first judgement tells nothing here"
+            (text for least, text in words.items() if self.tau >= least), "the first judgement says nothing here"
         )
         return f"Kendall's tau of both orders is {self.tau:.2f} over {len(self.trained)} networks: {said}."
 

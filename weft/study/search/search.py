@@ -71,7 +71,7 @@ class Search:
             score_of = self.subnet_score
         trials = self.explore(score_of)
         if not trials:
-            raise WeftError(f"None of {TRIES} networks that were proposed is within the limits; widen them.")
+            raise WeftError(f"None of the {TRIES} networks proposed is within the limits; raise --params or --macs.")
         write_result(self.folder, SearchResult(self.plan, trials, self.score))
         epochs, part, keep = self.final_budget()
         self.train_best(trials, epochs, part, keep)
@@ -144,7 +144,7 @@ class Search:
         begin, earlier, missed = time.monotonic(), _seconds(study), 0
         while len(known) < wanted and missed < TRIES:
             if budget and len(known) > plan.keep and earlier + time.monotonic() - begin > budget:
-                self.say(f"the time of this step is over: {len(known)} networks are judged, not {wanted}")
+                self.say(f"the time for this step is up: {len(known)} networks were judged, not {wanted}")
                 break
             missed += 1
             trial, point = self.propose(study)
@@ -175,7 +175,7 @@ class Search:
             )
         if missed == TRIES and known:
             self.say(
-                f"{TRIES} proposals one after the other were over the limits or known: {len(known)} networks are"
+                f"{TRIES} proposals in a row were over the limits or already known: {len(known)} networks were"
                 f" judged, not {wanted}"
             )
         return list(known.values())

@@ -83,7 +83,7 @@ class Space:
                     point |= {f"{name}[{i}][{j}]": each for j, each in enumerate(blocks)} or {f"{name}[{i}]": value}
         for name, value in point.items():
             if value not in self.parameters[name]:
-                raise WeftError(f"{name}={value!r} is none of {self.parameters[name]} and so no point of the space.")
+                raise WeftError(f"{name}={value!r} is not in the space; choose from {self.parameters[name]}.")
         return point
 
     @cached_property
@@ -107,7 +107,7 @@ class Space:
         by_name = {name: choices for level in LEVELS for name, choices in self.choices.get(level, {}).items()}
         count = math.prod(map(len, by_name.values()))
         if count > MOST_UNIFORM:
-            raise WeftError(f"The space has {count:,} combinations of its choices; give it at most {MOST_UNIFORM}.")
+            raise WeftError(f"The space has {count:,} combinations of choices; reduce them to at most {MOST_UNIFORM}.")
         for values in itertools.product(*by_name.values()):
             chosen = dict(zip(by_name, values, strict=True))
             yield {name: chosen[name.split("[")[0]] for name in self.parameters}
@@ -143,12 +143,12 @@ def read_space(file: str, model: str, args: Mapping[str, Any]) -> Space:
     path = Path(file) if file else SPACES / f"{family_of(model)}.yaml"
     if not path.is_file():
         raise WeftError(
-            f"{path} does not exist; give --space a YAML file such as `block:` and below it `mlp_ratio: [2.0, 4.0]`."
+            f"{path} does not exist; --space takes a YAML file with, say, `block:` and below it `mlp_ratio: [2, 4]`."
         )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise WeftError(f"{path} is no YAML file.") from None
+        raise WeftError(f"{path} is not a valid YAML file.") from None
     return Space(model, check_choices(content, str(path)), dict(args))
 
 
@@ -158,10 +158,10 @@ def check_choices(content: Any, where: str) -> dict[str, dict[str, list[Any]]]:
         raise WeftError(f"{where} must hold `model:`, `stage:` or `block:`, and below each ARGUMENT: [CHOICE, ...].")
     for level, part in content.items():
         if level not in LEVELS:
-            raise WeftError(f"{where}: {level!r} is none of {', '.join(LEVELS)}." + did_you_mean(str(level), LEVELS))
+            raise WeftError(f"{where}: {level!r} is not one of {', '.join(LEVELS)}." + did_you_mean(str(level), LEVELS))
         for name, choices in part.items():
             if not isinstance(choices, list) or not choices or any(choices.count(c) > 1 for c in choices):
-                raise WeftError(f"{where}: {name} must have a list of different choices, not {choices!r}.")
+                raise WeftError(f"{where}: {name} needs a list of distinct choices, not {choices!r}.")
     return content
 
 
@@ -171,4 +171,4 @@ def family_of(model: str) -> str:
         if bare in timm.list_models(module=family) and (SPACES / f"{family}.yaml").is_file():
             return family
     known = ", ".join(sorted(path.stem for path in SPACES.glob("*.yaml")))
-    raise WeftError(f"There is no ready space for {model}; give one with --space FILE (there are spaces for {known}).")
+    raise WeftError(f"Weft has no search space for {model}; give one with --space FILE (it has spaces for {known}).")

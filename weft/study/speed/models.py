@@ -22,7 +22,8 @@ def check_names(names: Sequence[str]) -> None:
         elif name not in HUGGING_FACE:
             known = ", ".join(HUGGING_FACE)
             raise WeftError(
-                f"There is no model {name!r}; of transformers' there are {known}." + did_you_mean(name, HUGGING_FACE)
+                f"There is no model {name!r}; from transformers, Weft measures {known}."
+                + did_you_mean(name, HUGGING_FACE)
             )
         else:
             try:
