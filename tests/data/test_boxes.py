@@ -121,17 +121,17 @@ def test_area_of_polygons_is_what_is_inside():
     ("shape", "words"),
     [
         ([[1, 2, 3, 4]], "2 points"),
-        ([[1, 2, 3, 4, 5]], "no list of numbers"),
-        ([["a", 2, 3, 4, 5, 6]], "no list of numbers"),
+        ([[1, 2, 3, 4, 5]], "not a list of numbers"),
+        ([["a", 2, 3, 4, 5, 6]], "not a list of numbers"),
         ([[1, 2, 3, float("nan"), 5, 6]], "NaN"),
-        ([[0, 0, 1e12, 0, 0, 1e12]], "far out"),
+        ([[0, 0, 1e12, 0, 0, 1e12]], "far beyond"),
         ({"size": [9, 8], "counts": [72]}, "[9, 8]"),
         ({"size": [8, 9], "counts": [71]}, "sum to 71"),
         ({"size": [8, 9], "counts": [80, -8]}, "negative or longer"),
         ({"size": [4, 4], "counts": [2**62] * 3 + [2**62 + 16]}, "negative or longer"),  # whose sum overflows to 16
         ({"size": [8, 9], "counts": [71.5, 0.5]}, "without counts"),
-        ({"size": [8, 9], "counts": "\x01"}, "letters"),
-        ({"size": [8, 9], "counts": "P"}, "letters"),
+        ({"size": [8, 9], "counts": "\x01"}, "characters"),
+        ({"size": [8, 9], "counts": "P"}, "characters"),
         ({"size": [8, 9], "counts": "ooooooooooooooo0"}, "too large"),
         ({"size": [8, 9]}, "without counts"),
         ({"counts": [72]}, "size"),
@@ -268,7 +268,7 @@ def test_a_changed_box_or_shape_changes_the_fingerprint(tmp_path):
             '{"images": [{"id": 1, "file_name": "no.png"}], "categories": [{"id": 1, "name": "a"}]}',
             "none of its pictures",
         ),
-        ('{"a": ' + "[" * 100_000, "no COCO JSON"),
+        ('{"a": ' + "[" * 100_000, "not a COCO JSON"),
     ],
 )
 def test_files_that_are_not_coco_get_one_line(tmp_path, content, words):
@@ -543,7 +543,7 @@ def test_sets_by_name(tmp_path):
 def test_segmentation_of_boxes_is_refused(tmp_path):
     coco(tmp_path / "boxes.json", thing(1, [0, 0, 5, 5]))
     pictures(tmp_path, "1.png")
-    with pytest.raises(WeftError, match=r"no shapes of objects that masks could be drawn from"):
+    with pytest.raises(WeftError, match=r"no shapes from which masks could be drawn"):
         open_source(str(tmp_path), task="segment")
 
 

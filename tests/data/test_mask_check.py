@@ -79,7 +79,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "value": (
         other_value,
         "unknown-values",
-        r"values 200 in 7 pixels and 77 in 2 pixels are no classes \(classes are 0 to 3",
+        r"values 200 in 7 pixels and 77 in 2 pixels are not classes \(classes are 0 to 3",
     ),
     "size": (lambda p: Image.fromarray(draw(3, 6, 8)).save(p), "mask-size", r"8 x 6 pixels, its picture 16 x 12"),
     "turned": (
@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "bomb": (
         lambda p: Image.new("L", (2000, 2000)).save(p),
         "unreadable-mask",
-        r"more than the 1000000 of data\.max_pixels",
+        r"more than data\.max_pixels=1000000",
     ),
     "gone": (lambda p: p.unlink(), "unreadable-mask", r"No such file"),
 }

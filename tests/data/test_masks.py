@@ -135,8 +135,8 @@ def test_partners_that_are_missing(tmp_path: Path) -> None:
     mask(tmp_path / "masks/orphan.png")
     source = open_masks(str(tmp_path))
     assert len(source) == 2
-    assert any("1 picture without mask" in note and "alone.jpg" in note for note in source.notes)
-    assert any("1 mask without picture" in note and "orphan.png" in note for note in source.notes)
+    assert any("1 picture without a mask" in note and "alone.jpg" in note for note in source.notes)
+    assert any("1 mask without a picture" in note and "orphan.png" in note for note in source.notes)
 
 
 def test_no_partner_at_all(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_split_lists(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("images/a.jpg masks/a.png\nc\n")
     source = open_masks(str(tmp_path))
     assert source.splits.tolist() == ["train", "train", "val"]
-    assert any("1 picture in none of these lists" in note for note in source.notes)
+    assert any("1 picture that these lists do not name" in note for note in source.notes)
 
 
 # codings
@@ -358,7 +358,8 @@ def test_unknown_values_are_named_and_counted(tmp_path: Path) -> None:
     tree(tmp_path, "images/a.jpg masks/a.png", "images/b.jpg masks/b.png", values=np.minimum(INDEX, 2))
     source = open_masks(str(tmp_path))
     mask(tmp_path / "masks/b.png", np.where(INDEX == 1, 200, INDEX).astype(np.uint8))
-    with pytest.raises(BadPicture, match=r"masks/b\.png: value 200 in 5 pixels is no class \(classes are 0, 1 and 2"):
+    words = r"masks/b\.png: value 200 in 5 pixels is not a class \(classes are 0, 1 and 2"
+    with pytest.raises(BadPicture, match=words):
         source.target(1)
 
 
@@ -442,12 +443,12 @@ def test_class_file(tmp_path: Path, name: str, text, names: list[str], values: l
         ("c.txt", "", "names no classes"),
         ("c.txt", "sky\nsky\n", "class more than once: 'sky'"),
         ("c.txt", "1 sky\n1 road\n", "value more than once: '1'"),
-        ("c.txt", "1 sky\n300 road\n", "'road' is not from 0 to 255"),
+        ("c.txt", "1 sky\n300 road\n", "'road' is not between 0 and 255"),
         ("c.txt", "1 2 300 sky\n", "'sky' is not three numbers"),
-        ("c.json", "{", "no JSON"),
-        ("c.json", '{"sky": 1.5}', "'sky': 1.5 is no class"),
+        ("c.json", "{", "not a JSON"),
+        ("c.json", '{"sky": 1.5}', "'sky': 1.5 is not a class"),
         ("c.json", '{"sky": [1, 2]}', "three numbers"),
-        ("c.json", '{"sky": 1, "road": [1, 2, 3]}', "give all the same"),
+        ("c.json", '{"sky": 1, "road": [1, 2, 3]}', "give all of them the same"),
         ("c.json", "3", "names no classes"),
     ],
 )
@@ -456,7 +457,7 @@ def test_class_files_that_are_wrong(tmp_path: Path, name: str, text: str, words:
     tree(tmp_path, "images/a.jpg masks/a.png")
     with pytest.raises(WeftError, match=re.escape(words)):
         open_masks(str(tmp_path), classes=name)
-    with pytest.raises(WeftError, match="is no file"):
+    with pytest.raises(WeftError, match="is not a file"):
         open_masks(str(tmp_path), classes="nowhere.txt")
 
 
@@ -476,7 +477,7 @@ def test_names_for_values_with_gaps(tmp_path: Path) -> None:
     source = open_masks(str(tmp_path))
     np.testing.assert_array_equal(source.target(0)[0], [0, 1, 2, 1, 255])
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\n")  # four names for three values: which is not clear
-    with pytest.raises(BadPicture, match="128 in 6 pixels and 200 in 3 pixels are no classes"):
+    with pytest.raises(BadPicture, match="128 in 6 pixels and 200 in 3 pixels are not classes"):
         open_masks(str(tmp_path)).target(0)
 
 
@@ -645,7 +646,7 @@ def test_camvid_with_values(tmp_path: Path, layout: str) -> None:
     assert split_counts(source) == {"train": 1, "val": 1, "test": 1}
     assert [source.classes[i] for i in (0, 3, 8, 10)] == ["sky", "road", "car", "bicyclist"]
     np.testing.assert_array_equal(source.target(0)[0], [0, 3, 8, 10, 255])
-    with pytest.raises(WeftError, match="11 classes only"):
+    with pytest.raises(WeftError, match="only 11 classes"):
         open_set("camvid-32", tmp_path)
 
 

@@ -276,9 +276,9 @@ def test_imagenet_real_counts_any_of_its_labels(tmp_path):
     assert source.valid is not None
     assert [np.flatnonzero(row).tolist() for row in source.valid] == [[3, 5], [1]]
     assert source.labels.tolist() == [3, 1]
-    assert "1 pictures have no label" in source.notes[0]
+    assert "1 picture without a label" in source.notes[0]
     text(tmp_path / "real.json", "no")
-    refused(f"imagenet-real:{tmp_path}", "no JSON file")
+    refused(f"imagenet-real:{tmp_path}", "not a JSON file")
 
 
 def test_patch_camelyon(tmp_path):

@@ -322,7 +322,7 @@ def test_bombs_are_refused_before_they_explode(tmp_path: Path) -> None:
         (tmp_path / str(i)).write_bytes(data)
     command = [sys.executable, "-c", BOMB, *map(str, sorted(tmp_path.iterdir()))]
     *lines, used = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    limit = "are more than the 178956970 of data.max_pixels"
+    limit = "are more than data.max_pixels=178956970"
     assert lines[0] == lines[1] == f"30000 x 30000 pixels {limit}"
     assert lines[2] == f"6000 x 6000 x 6 frames pixels {limit}"
     assert int(used) < 200

@@ -87,9 +87,9 @@ def test_classes_beside_the_shards(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\nowl\n")
     source = open_source(str(tmp_path))
     assert (source.classes, source.labels.tolist()) == (["cat", "dog", "owl"], [1])
-    assert "1 pictures without a label" in " ".join(source.notes)
+    assert "1 picture without a label" in " ".join(source.notes)
     (tmp_path / "classes.txt").write_text("cat\n")
-    refused(tmp_path, "class 1 does not fit 1 names")
+    refused(tmp_path, "has the class 1, but")
 
 
 def test_splits_patterns_and_blocks(tmp_path):
@@ -153,7 +153,7 @@ def test_without_a_writable_cache_shards_are_read_all_the_same(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "a/../../out.png", "..\\out.png", "C:\\out.png"])
 def test_members_that_point_out_of_the_archive_are_refused(tmp_path, name):
-    refused(write_shard(tmp_path / "s.tar", {name: png(0), "a.cls": b"0"}), "is refused", "points out of the archive")
+    refused(write_shard(tmp_path / "s.tar", {name: png(0), "a.cls": b"0"}), "is refused", "points outside the archive")
 
 
 @settings(max_examples=150, deadline=None)
@@ -176,7 +176,7 @@ def test_damaged_shards(tmp_path):
     good = write_shard(tmp_path / "s.tar", {"a.cls": b"0", "a.png": bytes(5000)}).read_bytes()
     cases = {
         "is cut off": good[:4000],
-        "no tar file, or is damaged at byte 0": b"hello" * 400,
+        "not a tar file, or is damaged at byte 0": b"hello" * 400,
         "is damaged at byte 1024": good[:1030] + b"x" + good[1031:],
         "is an empty file": b"",
         "holds no pictures": bytes(10240),

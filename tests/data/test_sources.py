@@ -81,9 +81,9 @@ def test_what_the_system_leaves_behind_is_ignored_and_noted(tmp_path):
             ("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"),
             "train lacks, which no model can learn: 'c'",
         ),
-        (("a/1.png", "A/1.png"), "'A', 'a' differ only by case"),
-        (("a/1.png", "a /1.png"), "'a', 'a ' differ only by case"),
-        (("a/1.png", "b/1.png", "lies.png"), "1 pictures that lie beside"),
+        (("a/1.png", "A/1.png"), "'A', 'a' differ only in case"),
+        (("a/1.png", "a /1.png"), "'a', 'a ' differ only in case"),
+        (("a/1.png", "b/1.png", "lies.png"), "1 picture beside"),
         (("train/a/1.png", "train/b/1.png", "test/1.png"), "test/ has no class folders"),
         (("train/a/1.png", "train/b/1.png", "models/x/1.png"), "are not used: 'models'"),
         (("data/a/1.png", "data/b/1.png"), "Looked into data/"),
@@ -97,8 +97,8 @@ def test_surprises_are_noted(tmp_path, paths, note):
 @pytest.mark.parametrize(
     ("paths", "words"),
     [
-        (("1.png", "2.png"), ("holds 2 pictures and no class folders", "CSV")),
-        (("train/1.png", "val/1.png"), ("train holds 1 pictures and no class folders",)),
+        (("1.png", "2.png"), ("holds 2 pictures, but no class folders", "CSV")),
+        (("train/1.png", "val/1.png"), ("train holds 1 picture, but no class folders",)),
         (("train2017/1.png", "val2017/1.png", "annotations/"), ("segmentation or detection", "annotations/")),
         (("train/a/1.png", "train/b/1.png", "val/A/1.png"), ("'a' is called 'A' in val", "rename")),
         (("train/a/1.png", "val/a/1.png", "valid/a/1.png"), ("val/ and valid/", "both for val")),
@@ -122,8 +122,8 @@ def test_coco_and_tables_in_a_folder_are_pointed_at(tmp_path):
     [
         ("data.zip", ("unpack",)),
         ("data.tar.gz", ("unpack",)),
-        ("1.png", ("one picture",)),
-        ("data.parquet", ("no data Weft reads",)),
+        ("1.png", ("a single picture",)),
+        ("data.parquet", ("not data that Weft reads",)),
     ],
 )
 def test_files_that_are_no_data(tmp_path, name, words):
@@ -143,7 +143,7 @@ def test_places_that_do_not_exist(tmp_path):
 def test_one_class_cannot_be_trained_but_evaluated(tmp_path):
     source = open_source(str(tree(tmp_path, "a/1.png", "a/2.png")))
     assert len(evaluated(source)) == 2
-    with pytest.raises(WeftError, match="one class only"):
+    with pytest.raises(WeftError, match="only one class"):
         make_split(source, DataConfig(), 0)
 
 
@@ -170,7 +170,7 @@ def test_link_loops_end_and_broken_links_are_noted(tmp_path):
     source = open_source(str(tmp_path / "data"))
     assert list(source.names) == ["a/1.png", "b/1.png", "b/3.png", "c/1.png"]
     assert "link back" in " ".join(source.notes)
-    assert "1 broken links" in " ".join(source.notes)
+    assert "1 broken link:" in " ".join(source.notes)
 
 
 ODD_NAMES = [
@@ -233,9 +233,9 @@ def test_groups_from_names(tmp_path):
     groups = dict(zip(source.names, source.groups, strict=True))
     assert groups["a/p1_1.png"] == groups["a/p1_2.png"] == "p1"
     assert len(set(groups.values())) == 3
-    assert "1 pictures have no group" in " ".join(source.notes)
-    refused(tmp_path, "matches no name", group="patient")
-    refused(tmp_path, "no regular expression", group="(")
+    assert "1 picture without a group" in " ".join(source.notes)
+    refused(tmp_path, "matches none of the names", group="patient")
+    refused(tmp_path, "not a regular expression", group="(")
 
 
 # Tables
@@ -285,7 +285,7 @@ def test_columns_of_0_and_1(tmp_path):
 def test_repeated_and_unlabelled_rows_are_noted(tmp_path):
     source = open_source(table(tmp_path, "path,label\n0.png,a\n./0.png,a\n1.png,b\n2.png,\n,b"))
     assert list(source.names) == ["0.png", "1.png"]
-    assert "1 rows are there twice" in " ".join(source.notes)
+    assert "1 repeated row" in " ".join(source.notes)
     assert "2 rows without" in " ".join(source.notes)
 
 
@@ -295,12 +295,12 @@ def test_repeated_and_unlabelled_rows_are_noted(tmp_path):
         ("path,label\n0.png,a\n9.png,b", ("1 of 2 files do not exist", "9.png")),
         ("path,label\n0.png,a\n0.png,b", ("0.png has different labels", "|")),
         ("path,label,split\n0.png,a,train\n0.png,a,val", ("0.png is in 'train' and in 'val'",)),
-        ("path,label,split\n0.png,a,holdout", ("'holdout' is none of",)),
+        ("path,label,split\n0.png,a,holdout", ("'holdout' is not one of",)),
         ("path,label\n0.png,a,b", ("row 2 has 3 cells", "quotes")),
         ("0.png,a\n1.png,b", ("first line must name the columns",)),
         ("path,size\n0.png,5", ("none called label",)),
         ("path,label\n", ("has no rows",)),
-        ("path,label\n0.png,\0", ("is no text",)),
+        ("path,label\n0.png,\0", ("is not a text file",)),
     ],
 )
 def test_wrong_tables(tmp_path, text, words):
@@ -312,7 +312,7 @@ def test_a_few_missing_files_are_left_out(tmp_path):
     rows = [f"p/{i}.png,{i % 2}" for i in range(202)]
     source = open_source(table(tmp_path, "\n".join(["path,label", *rows])))
     assert len(source) == 200
-    assert "2 files do not exist" in " ".join(source.notes)
+    assert "2 files that cannot be found" in " ".join(source.notes)
 
 
 def test_group_columns(tmp_path):

@@ -224,12 +224,12 @@ def test_the_layout_wins(splits, expected):
     ("source", "config", "words"),
     [
         (made([0, 1], splits=["val", "test"]), {}, "no training pictures"),
-        (made([0, 1], splits=["train", "val"]), {"folds": 2}, "leave folds out"),
+        (made([0, 1], splits=["train", "val"]), {"folds": 2}, "leave out data.folds=2"),
         (made([0, 1]), {"folds": 3, "fold": 3}, "folds count from 0"),
         (made([0, 1]), {"folds": 1}, "folds count from 0"),
         (made([0, 1]), {"fraction": 0.0}, "data.fraction=0"),
         (made([0, 1]), {"val_fraction": 1.0}, "data.val_fraction=1"),
-        (made([0, 1, 1], groups=[0, 0, 0]), {}, "has 1 groups"),
+        (made([0, 1, 1], groups=[0, 0, 0]), {}, "has 1 group,"),
     ],
 )
 def test_what_cannot_be_split(source, config, words):

@@ -231,7 +231,7 @@ def test_resizing_is_pillows_up_to_rounding() -> None:
     ("config", "changes", "words"),
     [
         (dict(policy="rnd-m9"), {}, "Did you mean 'rand'"),
-        (dict(policy="rand-q9"), {}, "no policy of timm"),
+        (dict(policy="rand-q9"), {}, "not one of timm"),
         (dict(policy="rand-m9"), dict(depth=16), "16 bits"),
         (dict(color_jitter=0.4), dict(channels=5), "5 channels"),
     ],

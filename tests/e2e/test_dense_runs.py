@@ -329,7 +329,7 @@ def same_picture_twice(content: dict) -> None:
 
 
 HOSTILE_BOXES: dict[str, tuple[Any, str, list[str]]] = {  # harm to what does it, severity, words
-    "outside": (change("bbox", [20, 20, 25, 5]), "warning", ["reaches out of the picture", "1.png", "object 4", "45"]),
+    "outside": (change("bbox", [20, 20, 25, 5]), "warning", ["reaches beyond the picture", "1.png", "object 4", "45"]),
     "no width": (change("bbox", [5, 5, 0, 9]), "warning", ["less than a pixel wide", "1.png", "object 4"]),
     "negative": (change("bbox", [25, 25, -9, -9]), "warning", ["less than a pixel wide", "1.png", "object 4"]),
     "mix-up": (corners, "error", ["corners and sides of boxes are mixed up"]),

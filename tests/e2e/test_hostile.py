@@ -610,7 +610,7 @@ def test_frames_count_as_pixels(run, tmp_path, format):
         photo().save(file, format, save_all=True, append_images=[photo() for _ in range(frames - 1)])
         [prediction] = predictor.predict(file)
         assert is_good == (not prediction.error)
-        assert is_good or "24 x 20 x 3 frames pixels are more than the 1000" in prediction.error
+        assert is_good or "24 x 20 x 3 frames pixels are more than data.max_pixels=1000" in prediction.error
 
 
 FITS = b"".join(
@@ -669,7 +669,7 @@ def test_very_few_pictures_train(command, tmp_path, classes, each, settings):
 
 def test_one_picture_in_total_is_too_few(command, tmp_path):
     data = make_pictures(tmp_path / "data", 1, 1)
-    refused(command("train", data, *options(), "--out", tmp_path / "run"), "one class only")
+    refused(command("train", data, *options(), "--out", tmp_path / "run"), "only one class")
 
 
 def split_pictures(folder: Path) -> Path:
@@ -733,7 +733,7 @@ def table(folder: Path, header: str, row: str) -> Path:
         (["DATA", "--resume", "RUN", "--out", "OUT"], ["--resume", "--out"]),
         (["--resume", "FILE"], ["FILE has no state"]),
         (["--resume", "DATA"], ["has no state"]),
-        (["FILE"], ["is no data"]),
+        (["FILE"], ["is not data"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )

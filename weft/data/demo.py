@@ -30,8 +30,11 @@ def nuclei(split: Literal["train", "val"]) -> tuple[np.ndarray, np.ndarray]:
 
 def open_demo(name: str) -> Source:
     """`demo:NAME`, where pictures have labels."""
+    if name == "nuclei":
+        raise WeftError("demo:nuclei has masks and objects, but no labels; demo:fashion has labels.")
     if name != "fashion":
-        raise WeftError(f"demo:{name} does not exist.{did_you_mean(name, ['fashion'])} There is demo:fashion.")
+        hint = did_you_mean(name, ["fashion", "nuclei"])
+        raise WeftError(f"demo:{name} does not exist; there are demo:fashion and demo:nuclei.{hint}")
     train, train_labels, classes = fashion_mnist("train")
     test, test_labels, _ = fashion_mnist("test")
     sizes = [len(train), len(test)]

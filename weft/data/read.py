@@ -51,7 +51,7 @@ TURNED = {
 
 
 class BadPicture(Exception):
-    """A file that is no picture we read; one line says why."""
+    """A file that is not a picture Weft reads; one line says why."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class OpenedPicture:
         if self._limit is not None and found > self._limit:
             frames = f" x {self.header.frames} frames" if self.header.frames > 1 else ""
             size = f"{self.header.width} x {self.header.height}{frames}"
-            raise BadPicture(f"{size} pixels are more than the {self._limit} of data.max_pixels")
+            raise BadPicture(f"{size} pixels are more than data.max_pixels={self._limit}")
 
     def _lower_bytes(self) -> Image.Image:
         """A file of 16 bits once more, told that its bytes lie the other way round: Pillow keeps one of each two."""

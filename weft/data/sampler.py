@@ -94,6 +94,6 @@ def _cumulated(weights: np.ndarray, count: int) -> np.ndarray:
     """(N,) Upper ends of intervals in 0..1, as long as the weights are large."""
     weights = np.asarray(weights, dtype=np.float64)
     if weights.shape != (count,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
-        raise WeftError(f"weights must be {count} numbers from 0 on, one for each picture, and not all 0.")
+        raise WeftError(f"weights must be {count} numbers of at least 0, one for each picture, and not all 0.")
     sums = np.cumsum(weights)
     return sums / sums[-1]

@@ -16,7 +16,7 @@ from weft.config import DataConfig
 from weft.data.sources.source import Source, fingerprint
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.words import some
+from weft.words import many, some
 
 FORMAT = "weft split 1"
 PARTS = ("train", "val", "test", "unused")
@@ -54,17 +54,17 @@ def make_split(source: Source, config: DataConfig, seed: int) -> Split:
 
 def _check(source: Source, config: DataConfig) -> None:
     if len(source.classes) < 2 and not source.kind.dense and not source.multilabel:
-        raise WeftError(f"{source.root} has one class only ({source.classes[0]!r}); a classifier needs two or more.")
+        raise WeftError(f"{source.root} has only one class ({source.classes[0]!r}); a classifier needs two or more.")
     if not np.isin(source.splits, ("train", "")).any():
         raise WeftError(f"{source.root} has no training pictures ({source.layout}); it can only be evaluated.")
     if not 0 < config.fraction <= 1:
-        raise WeftError(f"data.fraction={config.fraction:g} is no part; choose a number above 0 and up to 1.")
+        raise WeftError(f"data.fraction={config.fraction:g} is out of range; choose a number above 0 and up to 1.")
     if not 0 < config.val_fraction < 1:
-        raise WeftError(f"data.val_fraction={config.val_fraction:g} is no part; choose a number between 0 and 1.")
+        raise WeftError(f"data.val_fraction={config.val_fraction:g} is out of range; choose a number between 0 and 1.")
     if config.folds and (config.folds < 2 or not 0 <= config.fold < config.folds):
-        raise WeftError(f"data.folds={config.folds} and data.fold={config.fold} do not fit: folds count from 0.")
+        raise WeftError(f"data.fold={config.fold} does not fit data.folds={config.folds}: folds count from 0.")
     if config.folds and (source.splits == "val").any():
-        raise WeftError(f"data.folds={config.folds}: {source.root} has its own validation pictures; leave folds out.")
+        raise WeftError(f"{source.root} has its own validation pictures; leave out data.folds={config.folds}.")
 
 
 def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: Data
     if source.groups is not None:
         names, groups = np.unique(source.groups[train], return_inverse=True)
         if len(names) < max(2, config.folds):
-            raise WeftError(f"{source.root} has {len(names)} groups, too few for {max(2, config.folds)} sides.")
+            raise WeftError(f"{source.root} has {many(len(names), 'group')}, too few for {max(2, config.folds)} sides.")
         side = _deal(labels, groups, _order((name.encode("utf-8", "surrogatepass") for name in names), seed), shares)
         mask = side[groups] == held
     elif source.multilabel:
@@ -195,12 +195,12 @@ def load_split(path: Path, source: Source) -> Split:
     except OSError:
         raise WeftError(f"{path} cannot be read; the run's split is stored there.") from None
     except (ValueError, KeyError, TypeError):
-        raise WeftError(f"{path} is no split that Weft wrote.") from None
+        raise WeftError(f"{path} is not a split that Weft wrote.") from None
     position = {name: i for i, name in enumerate(source.names)}
     names = {part: [f"{folder}{name}" for folder, inside in named[part].items() for name in inside] for part in named}
     gone = [name for part in names.values() for name in part if name not in position]
     if gone or folders != _folders(source):
-        raise WeftError(f"{source.root} is no longer what {path} was made for: {_difference(source, folders, gone)}.")
+        raise WeftError(f"{source.root} has changed since {path} was written: {_difference(source, folders, gone)}.")
     part_of = np.full(len(source), PARTS.index(rest))
     for part, members in names.items():
         part_of[[position[name] for name in members]] = PARTS.index(part)

@@ -49,8 +49,8 @@ class DevicePolicy:
     def __init__(self, config: AugmentConfig, preprocessing: Preprocessing) -> None:
         if not fits(config.policy, preprocessing.channels, preprocessing.depth):
             raise WeftError(
-                f"augment.on_device=yes takes rand-... without blurring, of 8-bit grey or RGB pictures, not "
-                f"augment.policy={config.policy!r} of {preprocessing.channels} channels; set it to no."
+                f"augment.on_device=yes needs a policy rand-... without blurring and 8-bit grey or RGB pictures, not "
+                f"augment.policy={config.policy!r} and {preprocessing.channels} channels; set it to no."
             )
         self.policy = timm_policy(config.policy, policy_settings(config, preprocessing))
         self._generators = () if isinstance(self.policy, UniformRandAugment) else ("numpy",)

@@ -56,8 +56,8 @@ def timm_policy(policy: str, settings: dict[str, Any] | None = None) -> Any:
     """timm's own object; where it draws from two generators without need, ours that draws from one."""
     name = policy.split("-")[0]
     if name not in POLICIES:
-        near = did_you_mean(name, POLICIES)
-        raise WeftError(f"augment.policy={policy!r} does not exist; it begins with {', '.join(POLICIES)}.{near}")
+        known, near = ", ".join(POLICIES), did_you_mean(name, POLICIES)
+        raise WeftError(f"augment.policy={policy!r} does not exist; a policy begins with one of {known}.{near}")
     try:
         if name == "augmix":
             return auto_augment.augment_and_mix_transform(policy, {**(settings or {}), "translate_pct": 0.3})
@@ -66,7 +66,7 @@ def timm_policy(policy: str, settings: dict[str, Any] | None = None) -> Any:
         made = auto_augment.rand_augment_transform(policy, settings)
     except (AssertionError, ValueError, KeyError):
         raise WeftError(
-            f"augment.policy={policy!r} is no policy of timm's; try rand-m9-mstd0.5-inc1 or original."
+            f"augment.policy={policy!r} is not one of timm's policies; try rand-m9-mstd0.5-inc1 or original."
         ) from None
     return UniformRandAugment(made.ops, made.num_layers) if made.choice_weights is None else made
 

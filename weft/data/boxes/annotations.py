@@ -270,7 +270,7 @@ class ObjectColumns:
             return
         as_corners = ((width_height > boxes[:, :2]) & (width_height <= edge + OUTSIDE)).all(axis=1)
         if outside >= SUSPECT * len(boxes) and as_corners.mean() >= 1 - SUSPECT / 10:
-            words = "reach out of their pictures, and would fit as left, top, right, bottom"
+            words = "reach beyond their pictures, but would fit as left, top, right, bottom"
             self.faults.add("mixed-up", f"{outside} of {len(boxes)} boxes", words)
         negative = (width_height < 0).any(axis=1)
         if negative.sum() >= SUSPECT * len(boxes):

@@ -51,7 +51,7 @@ def open_boxes(source: str) -> Source:
     kind = recognise(path) or ("coco" if path.is_file() and path.suffix.lower() == ".json" else "")
     if not kind:
         expected = "a COCO JSON file, VOC's Annotations/ beside JPEGImages/, or YOLO's labels/ beside images/"
-        raise WeftError(f"{source} holds no boxes that Weft finds; expected {expected}.")
+        raise WeftError(f"Weft finds no boxes in {source}; expected {expected}.")
     return {"coco": open_coco, "voc": voc.open_voc, "yolo": yolo.open_yolo}[kind](source)
 
 
@@ -62,7 +62,7 @@ def open_coco(source: str) -> Source:
         return CocoReader(source, {"": path}).finish(None)
     files = _coco_files(path)
     if not files:
-        raise WeftError(f"{source} holds no COCO JSON file with boxes, nor do its folders annotations, train or val.")
+        raise WeftError(f"{source} and its folders annotations, train and val hold no COCO JSON file with boxes.")
     return CocoReader(source, _by_split(source, files)).finish(path)
 
 
@@ -115,13 +115,13 @@ class CocoReader:
             raise ValueError(f"has a size of {width} x {height}")
         first = self.pictures[-1].setdefault(record["id"], (name, height, width))
         if first[0] != name:
-            self.faults.add("duplicate-id", name, f"has the image id {record['id']} of {first[0]} and is left out")
+            self.faults.add("duplicate-id", name, f"repeats the image id {record['id']} of {first[0]} and is left out")
 
     def _category(self, record: dict[str, Any]) -> None:
         name, known = str(record["name"]), self.categories[-1]
         if record["id"] in known:
             first = known[record["id"]]
-            self.faults.add("duplicate-id", name, f"has the category id {record['id']} of {first} and is left out")
+            self.faults.add("duplicate-id", name, f"repeats the category id {record['id']} of {first} and is left out")
             return
         known[record["id"]] = f"{name} {record['id']}" if name in known.values() else name
 
@@ -189,7 +189,7 @@ class CocoReader:
                 splits.append(split)
         if not place:
             wanted = some([name for name, _, _ in self.pictures[0].values()], 2)
-            raise WeftError(f"{self.files[0]}: none of its pictures is in {folders[0]} or beside it, such as {wanted}.")
+            raise WeftError(f"{self.files[0]}: none of its pictures ({wanted}) is in {folders[0]} or beside it.")
         return positions, list(place), sizes, splits
 
     def _classes(self) -> tuple[list[str], dict[Key, int], list[str]]:
@@ -219,14 +219,14 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     """("images", {...}), ("annotations", {...}), ... one at a time: a large file as objects would fill the memory."""
     try:
         if path.stat().st_size > MAX_JSON:
-            raise WeftError(f"{path} has more than {MAX_JSON // 10**9} GB; split it.")
+            raise WeftError(f"{path} is larger than {MAX_JSON // 10**9} GB; split it.")
         yield from _parsed(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {error.strerror}.") from None
     except WeftError:
         raise
     except (ValueError, RecursionError) as error:
-        raise WeftError(f"{path} is no COCO JSON file: {' '.join(str(error).split())}.") from None
+        raise WeftError(f"{path} is not a COCO JSON file: {' '.join(str(error).split())}.") from None
 
 
 def _parsed(text: str) -> Iterator[tuple[str, Any]]:
@@ -241,7 +241,7 @@ def _parsed(text: str) -> Iterator[tuple[str, Any]]:
         """The next sign, which must be one of `signs`, and where it goes on."""
         at = skip(at)
         if text[at : at + 1] not in signs:
-            raise ValueError(f"expected {' or '.join(signs)} at letter {at}, found {text[at : at + 1] or 'the end'}")
+            raise ValueError(f"expected {' or '.join(signs)} at character {at}, found {text[at : at + 1] or 'the end'}")
         return text[at], skip(at + 1)
 
     sign, at = expect(0, "{")

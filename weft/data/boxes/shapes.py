@@ -108,7 +108,7 @@ def _unpack(letters: bytes) -> np.ndarray:
     """
     values = np.frombuffer(letters, np.uint8).astype(np.int64) - 48
     if not len(values) or values.min() < 0 or values.max() > 63 or values[-1] & 32:
-        raise BadPicture("packed run lengths with letters that do not belong there")
+        raise BadPicture("packed run lengths with characters that do not belong there")
     last = np.flatnonzero(values & 32 == 0)
     first = np.concatenate([[0], last[:-1] + 1])
     digit = np.arange(len(values)) - np.repeat(first, last - first + 1)
@@ -139,7 +139,7 @@ def _points(polygon: Any) -> np.ndarray:
     try:
         points = np.array(polygon, np.float64).reshape(-1, 2)
     except (TypeError, ValueError):
-        raise BadPicture("a polygon that is no list of numbers x, y, x, y, ...") from None
+        raise BadPicture("a polygon that is not a list of numbers x, y, x, y, ...") from None
     if len(points) < 3 or not np.isfinite(points).all():
         raise BadPicture(f"a polygon of {len(points)} points" + (", some of them NaN" if len(points) > 2 else ""))
     return points
@@ -155,7 +155,7 @@ def _fill(columns: np.ndarray, polygon: Any) -> None:
     start = np.trunc(FINE * _points(polygon) + 0.5)  # (n, 2)
     way = np.roll(start, -1, axis=0) - start
     if np.abs(way).sum() > MOST_STEPS:
-        raise BadPicture("a polygon that reaches far out of the picture")
+        raise BadPicture("a polygon that reaches far beyond the picture")
     steps = np.abs(way).max(axis=1).astype(np.int64)
     # edges are stepped through from their smaller end, so that two objects share the same line
     flip = way[np.arange(len(way)), np.where(np.abs(way[:, 0]) >= np.abs(way[:, 1]), 0, 1)] < 0

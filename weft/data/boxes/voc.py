@@ -21,7 +21,7 @@ from weft.data.boxes.annotations import ObjectColumns, box_source
 from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
 from weft.errors import WeftError
-from weft.words import listed
+from weft.words import listed, many
 
 MAX_XML = 10_000_000  # bytes
 ANNOTATIONS = ("Annotations", "annotations", "")  # folders of the XML files, and of the pictures
@@ -54,7 +54,7 @@ def open_voc(source: str) -> Source:
             written = tree.findtext("filename", "").replace("\\", "/").rpartition("/")[2]
             path = pictures.get(file.stem) or pictures.get(written)
             if path is None:
-                objects.faults.add("missing-picture", name, f"is about {written or file.stem}, which is not there")
+                objects.faults.add("missing-picture", name, f"describes {written or file.stem}, which does not exist")
                 continue
             positions[name] = len(paths)
             paths.append(posixpath.relpath(path, root))
@@ -62,7 +62,7 @@ def open_voc(source: str) -> Source:
             splits.append(lists.get(file.stem, split))
             _add(objects, name, tree)
         if unlisted:
-            notes.append(f"{unlisted} XML files in {folder} are in none of the lists of ImageSets/Main and not used.")
+            notes.append(f"Left out {many(unlisted, 'XML file')} in {folder} that no list of ImageSets/Main names.")
     if not paths:
         raise WeftError(f"{source} has no pictures with XML files of boxes; expected Annotations/ beside JPEGImages/.")
     _from_zero(objects)
@@ -132,14 +132,14 @@ def _parse(file: Path) -> Any:
     """The tree, or a reason why there is none."""
     try:
         if file.stat().st_size > MAX_XML:
-            return f"has more than {MAX_XML // 10**6} MB"
+            return f"is larger than {MAX_XML // 10**6} MB"
         parser = ElementTree.XMLParser(target=_NoDoctype())
         parser.feed(file.read_bytes())
         return parser.close()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except (ElementTree.ParseError, ValueError, RecursionError) as error:
-        return f"is no XML file of boxes: {' '.join(str(error).split())}"
+        return f"is not an XML file of boxes: {' '.join(str(error).split())}"
 
 
 def _add(objects: ObjectColumns, name: str, tree: Any) -> None:

@@ -135,7 +135,7 @@ def _classes(root: Path, objects: ObjectColumns, notes: list[str]) -> list[str]:
         try:
             content = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError):
-            raise WeftError(f"{file} is no YAML file; expected a line such as names: [cat, dog].") from None
+            raise WeftError(f"{file} is not a YAML file; expected a line such as names: [cat, dog].") from None
         found = content.get("names") if isinstance(content, dict) else None
         names = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
         if not all(isinstance(name, str | int | float) for name in names):  # YAML can make a short file very large
@@ -145,14 +145,14 @@ def _classes(root: Path, objects: ObjectColumns, notes: list[str]) -> list[str]:
         if isinstance(found, list):
             return [str(name) for name in found]
     used = [key for key in objects.class_keys if isinstance(key, int) and 0 <= key < 100_000]
-    notes.append("No file names the classes (data.yaml, classes.txt): they are called by their numbers.")
+    notes.append("No file names the classes (data.yaml, classes.txt): they are named by their numbers.")
     return [str(i) for i in range(max(used, default=-1) + 1)]
 
 
 def _read(objects: ObjectColumns, picture: int, root: Path, name: str) -> None:
     file = root / name
     if file.stat().st_size > MAX_TEXT:
-        objects.faults.add("malformed", name, f"has more than {MAX_TEXT // 10**6} MB")
+        objects.faults.add("malformed", name, f"is larger than {MAX_TEXT // 10**6} MB")
         return
     for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
         if not line.strip():
@@ -160,7 +160,8 @@ def _read(objects: ObjectColumns, picture: int, root: Path, name: str) -> None:
         try:
             label, *values = map(float, line.split())
             if max(values, default=0.0) > MOST_PART:
-                objects.faults.add("malformed", name, f"line {number} is in pixels; numbers must be parts, 0 to 1")
+                words = f"line {number} is in pixels; numbers must be fractions from 0 to 1"
+                objects.faults.add("malformed", name, words)
                 continue
             box, shape = _object(values)
             objects.add(picture, int(label) if label == int(label) else label, box, number=number, shape=shape)

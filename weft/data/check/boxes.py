@@ -17,13 +17,13 @@ from weft.words import many
 NOTHING = "without objects: there is nothing to learn"
 LARGE = 8.0  # pixels; of smaller boxes nobody can say whether their shapes lie in them
 FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is counted, and what is said of it
-    "mixed-up": ("error", "sign", "that corners and sides of boxes are mixed up; COCO wants x, y, width, height"),
+    "mixed-up": ("error", "sign", "that corners and sides of boxes are mixed up; COCO expects x, y, width, height"),
     "offset": ("error", "sign", "that class numbers are off by one"),
     "split-picture": ("error", "picture", "listed in two splits; counted in the first"),
     "malformed": ("warning", "object", "that cannot be understood; left out"),
     "not-a-number": ("warning", "object", "whose box is not a number; left out"),
     "no-area": ("warning", "object", "with a box less than a pixel wide or high, or none at all; left out"),
-    "outside": ("warning", "object", "with a box that reaches out of the picture; clipped"),
+    "outside": ("warning", "object", "with a box that reaches beyond the picture; clipped"),
     "unknown-class": ("warning", "object", "of a class that has no name; left out"),
     "unknown-picture": ("warning", "object", "of a picture that is not listed; left out"),
     "missing-picture": ("warning", "picture", "with objects that cannot be found; left out"),
@@ -143,7 +143,7 @@ def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: flo
 
     if bad := {i: look.wrong for i, look in looks.items() if look.wrong}:
         severity = "error" if len(bad) > bad_files * len(looks) else "warning"
-        yield problem(severity, "unfit-objects", "picture", "that do not fit their objects; left out of training", bad)
+        yield problem(severity, "unfit-objects", "picture", "with objects that do not fit; left out of training", bad)
     if far := {i: look.far for i, look in looks.items() if look.far}:
         yield problem("warning", "shape-elsewhere", "picture", "with a shape that lies elsewhere than its box", far)
     if crowds := {i: many(look.crowds, "object") for i, look in looks.items() if look.crowds}:
@@ -151,7 +151,7 @@ def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: flo
         yield problem("note", "crowd", "object", text, crowds, sum(look.crowds for look in looks.values()))
     if empty := {i: "" for i, look in looks.items() if not (len(look.labels) or look.crowds or look.wrong)}:
         most = 2 * len(empty) > len(looks)
-        text = "without objects; " + ("is that right for most of them?" if most else "kept, as examples of nothing")
+        text = "without objects; " + ("is that right for most of them?" if most else "kept as examples of background")
         severity = "error" if len(empty) == len(looks) else "warning" if most else "note"
         yield problem(severity, "no-objects", "picture", text if severity != "error" else NOTHING, empty)
 

@@ -138,7 +138,7 @@ def _unreadable(view: CheckedSource) -> Iterable[Problem]:
         part = len(bad) / (len(bad) + len(view.scan.read))
         too_many = part > view.config.bad_files
         then = (
-            f"more than {view.config.bad_files:.0%}; mend or remove them, or allow more with --data.bad_files"
+            f"more than {view.config.bad_files:.0%}; repair or remove them, or allow more with --data.bad_files"
             if too_many
             else "left out of training"
         )
@@ -185,7 +185,7 @@ def _copies(view: CheckedSource) -> Iterable[Problem]:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
         yield view.pairs("warning", "label-conflict", text, torn)
     if twice:
-        where = "there more than once; a random split may put copies on both sides"
+        where = "present more than once; a random split may put copies on both sides"
         where = "more than once on one side of the split" if view.is_split else where
         yield view.pairs("warning", "duplicate", f"{many(len(twice), 'picture')} {where} ({same}).", twice)
     if view.scan.thumbs is not None:
@@ -235,7 +235,7 @@ def _classes(view: CheckedSource) -> Iterable[Problem]:
     if len(classes) == 1 and not view.source.multilabel:
         yield Problem("warning", "one-class", f"Only one class, {classes[0]!r}: there is nothing to tell apart.")
     for family in alike(classes):
-        text = f"Classes that differ only by case or blanks: {some(family)}."
+        text = f"Classes that differ only in case or spaces: {some(family)}."
         yield Problem("warning", "alike-classes", text, family, count=len(family))
     filled = np.flatnonzero(learned)
     if len(filled) and not view.source.kind.dense:
@@ -265,7 +265,7 @@ def _oddities(view: CheckedSource) -> Iterable[Problem]:
             ratio > LONG,
             f"more than {LONG:.0f} times as long as wide: a square shows little of it.",
         ),
-        ("note", "wrong-ending", np.array(wrong, bool), "with the ending of another format; read as what it is."),
+        ("note", "wrong-ending", np.array(wrong, bool), "whose ending is that of another format; the content counts."),
         ("note", "rotated", found["orientation"] > 1, f"turned by an EXIF entry; shown and trained upright{aligned}."),
         ("note", "deep", found["depth"] > 8, "of more than 8 bits; the whole range is kept."),
         ("note", "cmyk", found["mode"] == "CMYK", "in CMYK; read as RGB."),

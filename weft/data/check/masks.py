@@ -15,10 +15,10 @@ from weft.words import many, some
 
 MANY = 20  # masks among which a class that only one has is suspicious
 BAD = {  # BadMask.kind to what is said of such masks
-    "unknown-values": "with values that are no class: name them in --data.classes, or --data.ignore them",
-    "mask-size": "of another size than their pictures",
+    "unknown-values": "with values that are not classes: name them in --data.classes, or --data.ignore them",
+    "mask-size": "of a size other than the picture's",
     "jpeg-mask": "saved as JPEG, which changes values; save masks as PNG",
-    "deep-mask": "with values that are no class numbers of 8 bits",
+    "deep-mask": "with values that are not class numbers of 8 bits",
     "mixed-masks": "coded by colour among masks that hold class numbers",
     "unreadable-mask": "that cannot be read",
 }
@@ -152,7 +152,7 @@ def _classes(source: Source, found: MaskFindings, good: MaskTotals) -> Iterator[
         for number in np.flatnonzero(good.present.sum(0) == 1).tolist():
             name, index = source.classes[number], int(good.present[:, number].argmax())
             text = f"Class {name!r} occurs in one mask only, that of {source.names[index]}: "
-            text += f"{many(found.pixels[number], 'pixel')}; if it is no class, --data.ignore its value."
+            text += f"{many(found.pixels[number], 'pixel')}; if it is not a class, --data.ignore its value."
             yield Problem("warning", "rare-class", text, [source.names[index]], {source.names[index]: name}, count=1)
     if len(source.classes) == 1:
         text = f"Only one class, {source.classes[0]!r}: there is nothing to tell apart."

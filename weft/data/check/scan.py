@@ -116,7 +116,7 @@ def _header(file: Any, max_pixels: int) -> tuple[Header, int]:
         raise BadPicture("an empty file")
     found = header(file)
     if found.width * found.height * found.frames > max_pixels:
-        raise BadPicture(f"{found.width} x {found.height} pixels are more than the {max_pixels} of data.max_pixels")
+        raise BadPicture(f"{found.width} x {found.height} pixels are more than data.max_pixels={max_pixels}")
     return found, size
 
 

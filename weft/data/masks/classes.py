@@ -50,14 +50,14 @@ def read_classes(path: Path) -> ClassList:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise WeftError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'no text file'}.") from None
+        raise WeftError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not a text file'}.") from None
     rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _text_rows(text)
     if not rows:
         raise WeftError(f"{path} names no classes.")
     values = [value for _, value in rows]
     kinds = {type(value) for value in values}
     if len(kinds) > 1:
-        raise WeftError(f"{path}: some classes have colours, values or nothing, others not; give all the same.")
+        raise WeftError(f"{path}: some classes have a colour or a value and others do not; give all of them the same.")
     names = [name for name, _ in rows]
     for what, twice in (("class", Counter(names)), ("value", Counter(v for v in values if v is not None))):
         if repeated := [str(entry) for entry, n in twice.items() if n > 1]:
@@ -69,7 +69,7 @@ def read_classes(path: Path) -> ClassList:
             raise WeftError(f"{path}: the colour of {wrong[0]!r} is not three numbers from 0 to 255.")
         return ClassList(names, [r << 16 | g << 8 | b for r, g, b in values], colours=True)
     if wrong := [name for name, value in rows if not 0 <= value < 256]:
-        raise WeftError(f"{path}: the value of {wrong[0]!r} is not from 0 to 255.")
+        raise WeftError(f"{path}: the value of {wrong[0]!r} is not between 0 and 255.")
     return ClassList(names, values)
 
 
@@ -97,7 +97,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[str, Any]]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise WeftError(f"{path} is no JSON file.") from None
+        raise WeftError(f"{path} is not a JSON file.") from None
     if isinstance(content, dict):
         content = next((content[k] for k in ("labels", "classes", "categories") if k in content), content)
     rows: list[tuple[Any, Any]] = []
@@ -114,7 +114,7 @@ def _json_rows(path: Path, text: str) -> list[tuple[str, Any]]:
     for name, value in rows:
         parts = value if isinstance(value, tuple) else (value,)
         if not isinstance(name, str) or not all(part is None or type(part) is int for part in parts):
-            raise WeftError(f"{path}: {name!r}: {value!r} is no class; expected a name and a value or [r, g, b].")
+            raise WeftError(f"{path}: {name!r}: {value!r} is not a class; expected a name and a value or [r, g, b].")
     return rows
 
 
@@ -123,7 +123,7 @@ def find_classes(root: Path, given: str) -> tuple[ClassList | None, list[str]]:
     if given:
         path = next((p for p in (Path(given).expanduser(), root / given) if p.is_file()), None)
         if path is None:
-            raise WeftError(f"data.classes={given!r} is no file, neither here nor in {root}.")
+            raise WeftError(f"data.classes={given!r} is not a file, neither here nor in {root}.")
         return read_classes(path), [f"Classes from {given}."]
     notes = []
     for name in CLASS_FILES:
@@ -255,7 +255,7 @@ def _colour_classes(
     if len(colours) > MOST_COLOURS:
         raise WeftError(
             f"{seen[0].name} and the other masks have {len(colours)} colours, which cannot all be classes; save masks "
-            "without smoothing or loss, or list the colours of the classes in a file: --data.classes FILE"
+            "without smoothing or lossy compression, or list the colours of the classes in a file: --data.classes FILE"
         )
     if named is not None:  # which name belongs to which colour would be a guess
         raise WeftError(
@@ -307,7 +307,7 @@ def _settle(
     void = {name: value for name, value in rows if VOID.fullmatch(_plain(name))}
     used = {name: value for name, value in rows if name not in void and value not in ignore}
     if not used:
-        raise WeftError(f"The masks have no class: {some(names) or 'every value'} is ignored.")
+        raise WeftError(f"The masks have no class: all of {some(names) or 'their values'} are ignored.")
     if len(used) > MOST_CLASSES:
         raise WeftError(f"The masks have {len(used)} classes; at most {MOST_CLASSES} can be told apart.")
     if void:

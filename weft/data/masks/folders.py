@@ -185,7 +185,7 @@ def _mask_folder(root: Path, masks: str) -> str:
     for folder in (root / masks, Path(masks).expanduser()):
         if folder.is_dir():
             return os.path.relpath(folder, root) if folder.is_relative_to(root) else str(folder.resolve())
-    raise WeftError(f"data.masks={masks!r} is no folder, neither here nor in {root}.")
+    raise WeftError(f"data.masks={masks!r} is not a folder, neither here nor in {root}.")
 
 
 def find_pairs(
@@ -212,10 +212,9 @@ def find_pairs(
     if not pairs:
         examples = [f"{kind}s such as {some(paths, 2) or 'none'}" for kind, paths in lonely.items()]
         raise WeftError(f"{given}: no picture has a mask of the same name: {' and '.join(examples)}.")
-    if lonely["picture"]:
-        notes.append(f"{many(len(lonely['picture']), 'picture')} without mask left out: {some(lonely['picture'], 3)}.")
-    if lonely["mask"]:
-        notes.append(f"{many(len(lonely['mask']), 'mask')} without picture left out: {some(lonely['mask'], 3)}.")
+    for (kind, paths), other in zip(lonely.items(), ("mask", "picture"), strict=True):
+        if paths:
+            notes.append(f"Left out {many(len(paths), kind)} without a {other}: {some(paths, 3)}.")
     notes += passed.notes()
     folders = [f"{place.pictures or '.'}/ with {place.masks}/" for place in places]
     return pairs, f"masks: {listed(folders)}" + "".join(f", {rule}" for rule in rules if rule)
@@ -292,7 +291,7 @@ def _by_lists(root: Path, pairs: list[PictureAndMask], notes: list[str]) -> list
         if "train" not in lists:
             return [pair._replace(split=pair.split or "train") for pair in placed]
         if rest:
-            notes.append(f"{many(rest, 'picture')} in none of these lists left out.")
+            notes.append(f"Left out {many(rest, 'picture')} that these lists do not name.")
         return [pair for pair in placed if pair.split]
     return pairs
 
@@ -332,7 +331,7 @@ class DrawnMasks:
 def semantic_from_objects(source: Source) -> Source:
     """A set of objects with shapes as a set of masks: the background and a class for each kind of object."""
     if not source.has_shapes:
-        raise WeftError(f"{source.root} has no shapes of objects that masks could be drawn from.")
+        raise WeftError(f"The objects of {source.root} have no shapes from which masks could be drawn.")
     return replace(
         source,
         layout=f"{source.layout}; masks drawn from shapes",

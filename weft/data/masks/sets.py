@@ -158,14 +158,14 @@ def _cityscapes(given: str, root: Path) -> Source:
     pairs, _ = find_pairs(given, root, _places(given, root, wanted), notes)
     endings = {pair.mask.rpartition("_")[2].partition(".")[0] for pair in pairs}
     if not endings <= {"labelTrainIds", "labelIds"} or len(endings) > 1:
-        raise WeftError(f"{given}: expected masks *_labelTrainIds.png or *_labelIds.png in gtFine/, for all alike.")
+        raise WeftError(f"{given}: expected masks *_labelTrainIds.png or *_labelIds.png in gtFine/, all of one kind.")
     coding = _counted(list(CITYSCAPES))
     if endings == {"labelIds"}:
         numbers = {value: i for i, value in enumerate(CITYSCAPES.values())}
         coding = Coding.of(dict.fromkeys([*range(34), IGNORE], IGNORE) | numbers)
     layout = f"Cityscapes, 19 classes, from *_{endings.pop()}.png"
     # instance maps, colours and polygons lie beside the masks and need no note
-    notes = [note for note in notes if "without picture" not in note and "no pictures by their names" not in note]
+    notes = [note for note in notes if "without a picture" not in note and "do not end as pictures" not in note]
     return make_source(given, root, pairs, coding, list(CITYSCAPES), layout, notes)
 
 
@@ -225,7 +225,7 @@ def _camvid(all_classes: bool) -> Callable[[str, Path], Source]:
         pairs, _ = find_pairs(given, root, places, notes)
         by_colour = read_sample([Path(root, pair.mask) for pair in pairs], 1)[0].indices is None
         if all_classes and not by_colour:
-            raise WeftError(f"{given}: these masks have 11 classes only; use camvid:{root} with them.")
+            raise WeftError(f"{given}: these masks have only 11 classes; open them as camvid:{root}")
         classes = list(CAMVID_32) if all_classes else CAMVID
         coding = _counted(CAMVID, ignored=[11])
         if by_colour:

@@ -99,7 +99,7 @@ def _shallow(values: np.ndarray) -> np.ndarray:
     if low < 0 or (values.dtype != np.uint8 and high > IGNORE):
         kind = "fractions" if values.dtype.kind == "f" else f"{values.dtype.itemsize * 8} bits"
         raise BadMask(
-            "deep-mask", f"values from {low:g} to {high:g} ({kind}); class numbers are 0 to 254, 255: ignored"
+            "deep-mask", f"values from {low:g} to {high:g} ({kind}); class numbers are 0 to 254, and 255 is ignored"
         )
     return values.astype(np.uint8)
 
@@ -150,8 +150,8 @@ class Coding:
         shown = [f"{self.show(value)} in {many(n, 'pixel')}" for n, value in most[:4]]
         shown += [f"{len(kinds) - 4} more"] if len(kinds) > 4 else []
         if len(kinds) == 1:
-            return f"value {shown[0]} is no class ({self.describe()})"
-        return f"values {listed(shown)} are no classes ({self.describe()})"
+            return f"value {shown[0]} is not a class ({self.describe()})"
+        return f"values {listed(shown)} are not classes ({self.describe()})"
 
     def describe(self) -> str:
         """`classes are 0 to 10, ignored are 11 and 255`"""

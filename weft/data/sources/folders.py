@@ -23,7 +23,7 @@ from weft.data.sources.source import (
     split_of,
 )
 from weft.errors import WeftError
-from weft.words import listed, some
+from weft.words import listed, many, some
 
 JUNK = {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"}
 # a folder of each kind side by side is segmentation or detection, not two classes
@@ -75,10 +75,10 @@ class LeftOut:
         if self.junk:
             notes.append(f"Ignored hidden and system files: {some(list(self.junk))}.")
         if self.endings:
-            kinds = ", ".join(f"{n} {kind or 'without ending'}" for kind, n in self.endings.most_common(5))
-            notes.append(f"Left out {self.endings.total()} files that are no pictures by their names: {kinds}.")
+            kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in self.endings.most_common(5))
+            notes.append(f"Left out {many(self.endings.total(), 'file')} that do not end as pictures do: {kinds}.")
         if self.broken:
-            notes.append(f"Left out {len(self.broken)} broken links: {some(self.broken)}.")
+            notes.append(f"Left out {many(len(self.broken), 'broken link')}: {some(self.broken)}.")
         if self.loops:
             notes.append(f"Left out folders that link back to one above them: {some(self.loops)}.")
         return notes
@@ -109,7 +109,7 @@ def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
             notes.append(f"{folder}/ has no class folders and is not used.")
             continue
         if pictures := _pictures(listing):
-            notes.append(f"Left out {len(pictures)} pictures that lie beside the class folders in {root / folder}.")
+            notes.append(f"Left out {many(len(pictures), 'picture')} beside the class folders in {root / folder}.")
         for name in listing.folders:
             if name not in ignore:
                 prefix = f"{folder}/{name}" if folder else name
@@ -239,11 +239,11 @@ def _explain_no_classes(folder: Path, listing: Listing, top: Listing) -> None:
     if boxes or targets:
         raise _other_task(folder, boxes[0] if boxes else f"{targets[0]}/")
     if tables := [name for name in listing.files if name.lower().endswith((".csv", ".tsv"))]:
-        raise WeftError(f"{folder} has no class folders, but a table; give that file: {folder / tables[0]}")
+        raise WeftError(f"{folder} has a table, but no class folders; give that file: {folder / tables[0]}")
     if pictures := _pictures(listing):
         raise WeftError(
-            f"{folder} holds {len(pictures)} pictures and no class folders; sort them into a folder for each class, "
-            "or write a CSV file with a path and a label in each line."
+            f"{folder} holds {many(len(pictures), 'picture')}, but no class folders; sort them into a folder for each "
+            "class, or write a CSV file with a path and a label in each line."
         )
     if packed := [name for name in listing.files if name.lower().endswith(ARCHIVES)]:
         raise WeftError(f"{folder} holds archives ({some(packed)}); unpack them first.")

@@ -16,7 +16,7 @@ from weft.data.demo import open_demo
 from weft.data.sources.folders import open_folders
 from weft.data.sources.source import Files, JoinedReaders, Names, Pixels, Source
 from weft.errors import WeftError, did_you_mean
-from weft.words import listed, some
+from weft.words import listed, many, some
 
 TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
 
@@ -81,7 +81,7 @@ def open_named(name: str, root: str) -> Source:
     if name == "demo":
         return open_demo(root)
     if not root or not path.is_dir():
-        raise WeftError(f"{given}: after the colon comes the folder that holds the set; {root!r} is none.")
+        raise WeftError(f"{given}: after the colon comes the folder that holds the set; {root!r} is not a folder.")
     if name == "inaturalist":
         found = [year for year in (2021, 2019, 2018) if any(path.glob(f"*{year}*"))]
         name = f"inaturalist-{found[0] if found else 2021}"
@@ -231,7 +231,7 @@ def _imagenet_real(given: str, root: Path) -> Source:
         labels=np.array([answers[i][0] for i in kept], np.int64),
         reader=Files(root, names),
         splits=np.full(len(kept), "val"),
-        notes=[f"{len(found) - len(kept)} pictures have no label in real.json and are left out."],
+        notes=[f"Left out {many(len(found) - len(kept), 'picture')} without a label in real.json."],
         valid=valid,
     )
 
@@ -279,7 +279,7 @@ def _json(given: str, path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise WeftError(f"{given}: {path} is no JSON file.") from None
+        raise WeftError(f"{given}: {path} is not a JSON file.") from None
 
 
 OTHERS: dict[str, Callable[[str, Path], Source]] = {

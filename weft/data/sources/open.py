@@ -20,6 +20,7 @@ from weft.data.sources import folders, named, shards, tables
 from weft.data.sources.renamed import in_classes, relabelled
 from weft.data.sources.source import ARCHIVES, PICTURE_ENDINGS, JoinedReaders, Names, Source, evaluated
 from weft.errors import WeftError, did_you_mean
+from weft.words import many
 
 
 def open_configured(config: DataConfig, source: str = "") -> Source:
@@ -67,7 +68,7 @@ def _open_dense(source: str, task: str, masks: str, classes: str, ignore: Sequen
     if not path.exists() and colon and name in {**mask_sets.MASK_SETS, **boxes.BOX_SETS}:
         folder = Path(root).expanduser()
         if not root or not folder.is_dir():
-            raise WeftError(f"{source}: after the colon comes the folder that holds the set; {root!r} is none.")
+            raise WeftError(f"{source}: after the colon comes the folder that holds the set; {root!r} is not a folder.")
         found = {**mask_sets.MASK_SETS, **boxes.BOX_SETS}[name](source, folder)
     elif path.is_dir() and task != "detect" and (masks or (task == "segment" and mask_folders.recognise(path))):
         found = mask_folders.open_masks(source, masks=masks, classes=classes, ignore=ignore)
@@ -103,8 +104,9 @@ def _open(source: str, group: str) -> Source:
     if kind in (".csv", ".tsv", ".txt"):
         return tables.open_table(source, group)
     if kind in PICTURE_ENDINGS:
-        raise WeftError(f"{source} is one picture; give a folder that has a folder for each class.")
-    raise WeftError(f"{source} is no data Weft reads: a folder, a .csv, .tsv or .json file, .tar shards, NAME:ROOT.")
+        raise WeftError(f"{source} is a single picture; give a folder that has a folder for each class.")
+    known = "a folder, a .csv, .tsv or .json file, .tar shards or NAME:ROOT"
+    raise WeftError(f"{source} is not data that Weft reads: {known}.")
 
 
 def join(source: Source, val: Source) -> Source:
@@ -119,7 +121,8 @@ def join(source: Source, val: Source) -> Source:
     own, other = np.flatnonzero(source.splits != "val"), evaluated(val)
     notes = [*source.notes, *(f"{val.root}: {note}" for note in val.notes)]
     if len(own) < len(source):
-        notes.append(f"{len(source) - len(own)} validation pictures of {source.root} are not used: {val.root} is.")
+        unused = many(len(source) - len(own), "validation picture")
+        notes.append(f"Left out {unused} of {source.root}: those of {val.root} are used.")
     labels = relabelled(val, source.classes, other)
     blocks = None
     if source.blocks is not None or val.blocks is not None:
@@ -149,16 +152,17 @@ def _group_by_name(source: Source, pattern: str) -> None:
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise WeftError(f"data.group={pattern!r} is no regular expression ({error}).") from None
+        raise WeftError(f"data.group={pattern!r} is not a regular expression ({error}).") from None
     matches = [expression.search(name) for name in source.names]
     if not any(matches):
-        raise WeftError(f"data.group={pattern!r} matches no name such as {source.names[0]!r}.")
+        raise WeftError(f"data.group={pattern!r} matches none of the names, such as {source.names[0]!r}.")
     # a picture without a group is a group of its own
     groups = [(m[1] or "") if m and expression.groups else m[0] if m else "" for m in matches]
     alone = groups.count("")
     source.groups = np.array([g or f"alone: {name}" for g, name in zip(groups, source.names, strict=True)])
     if alone:
-        source.notes.append(f"{alone} pictures have no group by {pattern!r}; each counts as a group of its own.")
+        left = many(alone, "picture")
+        source.notes.append(f"{left} without a group by {pattern!r}; each counts as a group of its own.")
 
 
 def _nearby(path: Path) -> str:

@@ -16,10 +16,7 @@ def relabelled(source: Source, classes: Sequence[str], positions: np.ndarray) ->
     labels = source.labels[positions]
     used = np.flatnonzero(labels.any(axis=0)) if source.multilabel else np.unique(labels)
     position = {name: i for i, name in enumerate(classes)}
-    unknown = [source.classes[i] for i in used if source.classes[i] not in position]
-    if unknown:
-        hint = did_you_mean(unknown[0], classes)
-        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.{hint}")
+    _check_known(source, [source.classes[i] for i in used], classes)
     if not source.multilabel:
         return np.array([position.get(name, -1) for name in source.classes])[labels]
     wide = np.zeros((len(labels), len(classes)), bool)
@@ -29,10 +26,7 @@ def relabelled(source: Source, classes: Sequence[str], positions: np.ndarray) ->
 
 def in_classes(source: Source, classes: Sequence[str]) -> Source:
     """A source of masks or objects that counts in `classes`, which must have every one of its own."""
-    unknown = [name for name in source.classes if name not in classes]
-    if unknown:
-        hint = did_you_mean(unknown[0], classes)
-        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.{hint}")
+    _check_known(source, source.classes, classes)
     if source.classes == list(classes):
         return source
     places = [list(classes).index(name) for name in source.classes]
@@ -41,6 +35,13 @@ def in_classes(source: Source, classes: Sequence[str]) -> Source:
         labels = np.zeros((len(source), len(classes)), bool)
         labels[:, places] = source.labels
     return replace(source, classes=list(classes), labels=labels, targets=RenamedTargets(source.targets, places))
+
+
+def _check_known(source: Source, used: Sequence[str], classes: Sequence[str]) -> None:
+    known = set(classes)
+    if unknown := [name for name in used if name not in known]:
+        hint = did_you_mean(unknown[0], classes)
+        raise WeftError(f"{source.root} has classes that training does not have: {some(unknown)}.{hint}")
 
 
 class RenamedTargets:

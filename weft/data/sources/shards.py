@@ -26,7 +26,7 @@ from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Names, Source, natural, note_alike, split_of
 from weft.errors import WeftError
 from weft.files import write_atomic
-from weft.words import some
+from weft.words import many, some
 
 BLOCK = 512
 STRIDE = 8192  # bytes read at once: a header, a short label and often the next header
@@ -81,7 +81,7 @@ def open_shards(source: str) -> Source:
         raise WeftError(f"{source} holds no pictures; expected members such as abc.jpg and abc.cls.")
     classes, labels, labelled = _labels(source, root, indices)
     if not labelled.all():
-        notes.append(f"{(~labelled).sum()} pictures without a label are left out.")
+        notes.append(f"Left out {many((~labelled).sum(), 'picture')} without a label.")
     prefixes = [f"{name}/".encode("utf-8", "surrogateescape") for name in shard_names]
     keys = chain.from_iterable(index.keys.raws() for index in indices)
     shard = shard[labelled]
@@ -91,7 +91,7 @@ def open_shards(source: str) -> Source:
     parts = ", ".join(f"{counts[split]} {split}" for split in ("train", "val", "test") if counts[split])
     return Source(
         root=source,
-        layout=f"{len(paths)} tar shards" + (f" ({parts})" if parts else ""),
+        layout=many(len(paths), "tar shard") + (f" ({parts})" if parts else ""),
         classes=classes,
         names=Names(prefixes[i] + key for i, key in zip(shard, compress(keys, labelled), strict=True)),
         labels=labels[labelled],
@@ -193,11 +193,13 @@ def _class_names(source: str, root: Path, used: set[Any]) -> list[str]:
         known = [line.strip() for line in file.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
         known = [line for line in known if line]
     if all(isinstance(value, int) for value in used):
-        if min(used) < 0 or (known and max(used) >= len(known)):
-            raise WeftError(f"{source}: class {max(used)} does not fit {len(known)} names in {file}.")
+        if min(used) < 0:
+            raise WeftError(f"{source} has the class {min(used)}; classes count from 0.")
+        if known and max(used) >= len(known):
+            raise WeftError(f"{source} has the class {max(used)}, but {file} only {len(known)} names, from 0 on.")
         return known or [str(i) for i in range(max(used) + 1)]
     if not all(isinstance(value, str) for value in used):
-        raise WeftError(f"{source} has numbers and names as labels ({some(sorted(map(str, used)))}); use one of them.")
+        raise WeftError(f"{source} mixes numbers and names as labels ({some(sorted(map(str, used)))}); use one kind.")
     if unknown := sorted(used - set(known)) if known else []:
         raise WeftError(f"{source} has classes that {file} lacks: {some(unknown)}.")
     return known or sorted(used, key=natural)
@@ -298,7 +300,7 @@ def _checked_members(path: Path, window: ReadAhead) -> Iterator[tuple[str, int, 
     except WeftError:
         raise
     except ValueError:  # a number that is none
-        raise WeftError(f"{path} is no tar file, or is damaged.") from None
+        raise WeftError(f"{path} is not a tar file, or is damaged.") from None
 
 
 def _members(path: Path, window: ReadAhead) -> Iterator[tuple[str, int, int]]:
@@ -341,7 +343,7 @@ def _check_header(path: Path, header: bytes, offset: int) -> None:
         raise WeftError(
             f"{path} is compressed ({packed[0]}); unpack it to a plain .tar, in which pictures can be found."
         )
-    raise WeftError(f"{path} is no tar file, or is damaged at byte {offset}.")
+    raise WeftError(f"{path} is not a tar file, or is damaged at byte {offset}.")
 
 
 def _number(field: bytes) -> int:
@@ -374,5 +376,5 @@ def _pax_records(content: bytes) -> dict[bytes, bytes]:
 def _safe_name(path: Path, raw: bytes) -> str:
     name = raw.decode("utf-8", "surrogateescape").removeprefix("./")
     if OUTSIDE.search(name):
-        raise WeftError(f"{path} is refused: its member {name!r} points out of the archive.")
+        raise WeftError(f"{path} is refused: its member {name!r} points outside the archive.")
     return name

@@ -202,7 +202,7 @@ def split_of(name: str) -> str:
 
 
 def alike(classes: Iterable[str]) -> list[list[str]]:
-    """Classes whose names differ only by case or blanks."""
+    """Classes whose names differ only in case or spaces."""
     families: dict[str, list[str]] = {}
     for name in classes:
         families.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -211,7 +211,7 @@ def alike(classes: Iterable[str]) -> list[list[str]]:
 
 def note_alike(classes: Iterable[str]) -> list[str]:
     return [
-        f"Classes {some(family)} differ only by case or blanks and count as {len(family)}; if they are one, rename."
+        f"Classes {some(family)} differ only in case or spaces and count as {len(family)}; rename them if they are one."
         for family in alike(classes)
     ]
 

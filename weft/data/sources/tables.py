@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.data.sources.source import Files, Names, Source, natural, note_alike, split_of
 from weft.errors import WeftError, did_you_mean
-from weft.words import listed, some
+from weft.words import listed, many, some
 
 COLUMNS = {  # the usual names, without case, blanks and underscores; earlier ones win
     "path": ["path", "file", "filename", "filepath", "image", "imagepath", "imagefile", "imagename", "img", "imgpath"]
@@ -72,7 +72,7 @@ def _read(path: Path, notes: list[str]) -> tuple[list[str], Rows]:
             text = content.decode("cp1252", "replace")
             notes.append(f"{path.name} is not UTF-8 (line {line}) and was read as Windows-1252; save it as UTF-8.")
     if "\0" in text:
-        raise WeftError(f"{path} is no text; save the table as CSV.")
+        raise WeftError(f"{path} is not a text file; save the table as CSV.")
     delimiter = max(",;\t|", key=text.partition("\n")[0].count)
     csv.field_size_limit(1 << 24)
     try:
@@ -84,7 +84,7 @@ def _read(path: Path, notes: list[str]) -> tuple[list[str], Rows]:
     header, rows = [cell.strip() for cell in rows[0]], rows[1:]
     if longer := [i for i, row in enumerate(rows) if len(row) > len(header) and any(row[len(header) :])]:
         raise WeftError(
-            f"{path}: row {longer[0] + 2} has {len(rows[longer[0]])} cells and the header {len(header)}; "
+            f"{path}: row {longer[0] + 2} has {len(rows[longer[0]])} cells, but the header has {len(header)}; "
             'put cells that hold a comma into "quotes".'
         )
     return header, [row[: len(header)] + [""] * (len(header) - len(row)) for row in rows]
@@ -98,7 +98,7 @@ def _columns(path: Path, header: list[str], group: str) -> dict[str, int]:
         if position := [plain.index(name) for name in usual if name in plain]:
             found[role] = position[0]
             if plain.count(plain[position[0]]) > 1:
-                raise WeftError(f"{path} has two columns called {header[position[0]]!r}; leave one of them.")
+                raise WeftError(f"{path} has two columns called {header[position[0]]!r}; keep only one of them.")
     lower = [name.casefold() for name in header]
     if group.casefold() in lower:
         found["group"] = lower.index(group.casefold())
@@ -122,7 +122,7 @@ def _clean(cell: str) -> str:
 def _split(path: Path, cell: str) -> str:
     split = split_of(cell)
     if cell.strip() and not split:
-        raise WeftError(f"{path}: split {cell.strip()!r} is none of train, val and test.")
+        raise WeftError(f"{path}: split {cell.strip()!r} is not one of train, val and test.")
     return split
 
 
@@ -187,7 +187,7 @@ def _keep(
         if earlier == i:
             keep.append(i)
         elif splits[i] != splits[earlier]:
-            raise WeftError(f"{path}: {name} is in '{splits[earlier]}' and in '{splits[i]}'; leave one of them.")
+            raise WeftError(f"{path}: {name} is in '{splits[earlier]}' and in '{splits[i]}'; keep only one of them.")
         elif not np.array_equal(labels[i], labels[earlier]):
             raise WeftError(
                 f"{path}: {name} has different labels in two rows; correct one, or, if it has several labels, "
@@ -196,17 +196,17 @@ def _keep(
         else:
             again += 1
     if again:
-        notes.append(f"{again} rows are there twice and count once.")
+        notes.append(f"Left out {many(again, 'repeated row')}.")
     if unlabelled:
-        notes.append(f"{unlabelled} rows without a path or a label are left out.")
+        notes.append(f"Left out {many(unlabelled, 'row')} without a path or a label.")
     missing = missing_files(path.parent, [paths[i] for i in keep])
     if len(missing) > MISSING_ALLOWED * len(keep):
         raise WeftError(
             f"{path}: {len(missing)} of {len(keep)} files do not exist: {some(sorted(missing), 3)}. "
-            f"Paths count from the folder of the table, {path.parent}, and have their ending."
+            f"Paths are relative to the folder of the table, {path.parent}, and need their ending."
         )
     if missing:
-        notes.append(f"{len(missing)} files do not exist and are left out: {some(sorted(missing))}.")
+        notes.append(f"Left out {many(len(missing), 'file')} that cannot be found: {some(sorted(missing))}.")
     return np.array([i for i in keep if paths[i] not in missing], np.int64)
 
 
