@@ -98,7 +98,7 @@ def time_bare(trainer: Trainer, x: Tensor, y: Tensor, steps: int) -> float:
     start = time.perf_counter()
     for _ in range(steps):
         trainer.optimizer.zero_grad()
-        with torch.autocast(x.device.type, trainer.dtype, enabled=trainer.dtype != torch.float32):
+        with torch.autocast(x.device.type, trainer.run.dtype, enabled=trainer.run.dtype != torch.float32):
             logits = trainer.forward(x)
         F.cross_entropy(logits.float(), y).backward()
         trainer.optimizer.step()

@@ -25,7 +25,7 @@ from tests.helpers.small_runs import (
 )
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import Progress, read_header
+from weft.engine.state import RunProgress, read_header
 from weft.run import session
 
 STEPS = 4  # 10 training pictures, batches of 4, 2 epochs
@@ -171,7 +171,7 @@ def events(run: Path) -> list[str]:
 def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data, tmp_path, head, step):
     """The run is one that never saw the pictures of that step."""
     with monkeypatch.context() as patch:
-        patch.setattr(session, "Progress", lambda **values: Progress(**values, skipped=[step]))
+        patch.setattr(session, "RunProgress", lambda **values: RunProgress(**values, skipped=[step]))
         tiny_run(data[head], tmp_path / "without", **settings_of(head))
     original = Trainer.gradients
 

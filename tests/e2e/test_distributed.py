@@ -24,11 +24,12 @@ from weft.cli.app import main
 from weft.data.loader import _Reader
 from weft.data.read import BadPicture
 from weft.data.sources.open import open_source
-from weft.engine import loop
-from weft.engine.device import count_parameters, joined, shard, sharded_units
+from weft.engine import checkpoint
+from weft.engine.device import fsdp_units, num_parameters, process_group, shard_model
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import STATE, Progress, last_user, locked, read_header, whole
+from weft.engine.state import STATE, RunProgress, full_tensor, last_lock_holder, locked, read_header
+from weft.engine.training_run import step_seed
 from weft.errors import WeftError
 from weft.run import data, session
 from weft.run.train import name_settings
@@ -92,9 +93,9 @@ def _checked(validate: Any) -> Any:
     """Before each validation: all processes must hold the same bits."""
 
     def checked(self: Trainer) -> None:
-        tensors = [whole(tensor) for tensor in self.model.state_dict().values() if tensor.is_floating_point()]
+        tensors = [full_tensor(tensor) for tensor in self.model.state_dict().values() if tensor.is_floating_point()]
         sums = [tensor.double().sum().item() for tensor in tensors]
-        assert self.world.gather(sums) == [sums] * self.world.size
+        assert self.world.all_gather(sums) == [sums] * self.world.size
         validate(self)
 
     return checked
@@ -223,14 +224,14 @@ def nan_in_second(rank: int) -> None:
 
     def prepare(self: Classify, batch: Any, seed: int) -> Any:
         pictures, targets = original(self, batch, seed)
-        is_bad = rank == 1 and seed == loop.step_seed(0, 4, 1)
+        is_bad = rank == 1 and seed == step_seed(0, 4, 1)
         return (pictures * torch.nan if is_bad else pictures), targets
 
     Classify.prepare = prepare
 
 
 def without_step_four(rank: int) -> None:
-    session.Progress = lambda **values: Progress(**values, skipped=[4])
+    session.RunProgress = lambda **values: RunProgress(**values, skipped=[4])
 
 
 def test_nan_in_one_process_is_undone_in_all(pictures, tmp_path):
@@ -300,7 +301,7 @@ def disk_fills_up(rank: int) -> None:
     def write_state(run: Path, *args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    wrap("validate", lambda call, trainer: setattr(loop, "write_state", write_state))
+    wrap("validate", lambda call, trainer: setattr(checkpoint, "write_state", write_state))
 
 
 def always_nan(rank: int) -> None:
@@ -352,12 +353,12 @@ FAMILIES = ["cvt_13", "cvt_w24", "cetnet_tiny", "ceit_small", "vitae_small", "cs
 def test_units_of_a_sharded_model_are_small(name, most):
     """Its two transformer blocks are a large part of a VT-ResNet, and are not taken apart."""
     model = timm.create_model(name, device="meta")
-    units = [*sharded_units(model, count_parameters(model) // 4), model]
+    units = [*fsdp_units(model, num_parameters(model) // 4), model]
     seen: set[torch.nn.Parameter] = set()
     for unit in units:  # inner units first, so each takes what is left of its own
         own = set(unit.parameters()) - seen
         seen |= own
-        assert 0 < sum(p.numel() for p in own) <= most * count_parameters(model)
+        assert 0 < sum(p.numel() for p in own) <= most * num_parameters(model)
     assert seen == set(model.parameters())
     assert len(set(units)) == len(units) > 8
 
@@ -393,7 +394,7 @@ def test_state_does_not_know_whether_the_model_was_sharded(pictures, alone, tmp_
 
 def compare_families(rank: int) -> None:
     """Gradients of sharded models of all families are the means over the processes."""
-    with joined() as world:
+    with process_group() as world:
         for name in ("cvt_nano", "ceit_nano", "vitae_nano", "cetnet_nano", "vt_resnet_nano"):
             torch.manual_seed(0)
             model = timm.create_model(name, img_size=32, num_classes=3, drop_path_rate=0.0).eval()
@@ -401,10 +402,10 @@ def compare_families(rank: int) -> None:
             model(x.flatten(0, 1)).square().mean().backward()
             expected = [p.grad for p in model.parameters()]
             model.zero_grad()
-            shard(model, world)
+            shard_model(model, world)
             model(x[rank]).square().mean().backward()
             for (key, p), grad in zip(model.named_parameters(), expected, strict=True):
-                torch.testing.assert_close(whole(p.grad), grad, rtol=1e-3, atol=1e-5, msg=f"{name} {key}")
+                torch.testing.assert_close(full_tensor(p.grad), grad, rtol=1e-3, atol=1e-5, msg=f"{name} {key}")
     sys.exit(0)
 
 
@@ -433,7 +434,7 @@ def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
                 time.sleep(0.01)
             while process.poll() is None and read_header(run)["progress"].step < 1:
                 time.sleep(0.01)
-            killed = last_user(run)
+            killed = last_lock_holder(run)
             os.kill(int(killed.split()[1]), signal.SIGKILL)
             code = process.wait(timeout=120)
         finally:
@@ -441,7 +442,7 @@ def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert code == 0, (tmp_path / "output").read_text()
-    assert last_user(run) != killed
+    assert last_lock_holder(run) != killed
     assert differences(pair, run) == []
 
 

@@ -103,6 +103,7 @@ from tests.helpers.places import ROOT
 from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, tiny_run
 from weft.cli.app import main
 from weft.data import loader
+from weft.engine import loop
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import STATE, read_header
@@ -350,7 +351,7 @@ def fill(disk: Path) -> None:
 @pytest.mark.parametrize("moment", ["update", "write_best", "finish"])
 def test_a_disk_that_is_really_full_loses_nothing(monkeypatch, command, pictures, whole, small_disk, moment):
     """While a state, the best model, or the report is written."""
-    place, calls = RunSession if moment == "finish" else Trainer, iter(range(100))
+    place, calls = {"update": Trainer, "write_best": loop, "finish": RunSession}[moment], iter(range(100))
     original = getattr(place, moment)
 
     def when_full(self):
@@ -391,7 +392,7 @@ def test_a_run_of_a_gpu_goes_on_without_one(monkeypatch, pictures, tmp_path):
     update, calls = Trainer.update, iter(range(100))
 
     def stopped_in_the_middle(trainer):
-        trainer.stop_wanted = next(calls) == 6
+        trainer.stop_requested = next(calls) == 6
         return update(trainer)
 
     with monkeypatch.context() as patch:

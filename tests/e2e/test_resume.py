@@ -28,7 +28,7 @@ def interrupt(monkeypatch, where: str, at: int) -> None:
     place, name = {
         "step": (loop.Trainer, "update"),
         "validation": (loop.Trainer, "evaluate"),
-        "model": (loop.Trainer, "write_best"),
+        "model": (loop, "write_best"),
         "saving": (files.os, "replace"),
     }[where]
     original, calls = getattr(place, name), iter(range(1_000_000))

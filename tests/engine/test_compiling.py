@@ -14,8 +14,8 @@ def test_torch_is_mended_where_it_has_the_fault(monkeypatch):
         def __init__(self, expr: Any, remaining: Any) -> None:
             super().__init__()
 
-    compiling.mend(SimpleNamespace())  # a torch that has no such thing
-    compiling.mend(SimpleNamespace(CantSplit=ValueError))
+    compiling.add_defaults(SimpleNamespace())  # a torch that has no such thing
+    compiling.add_defaults(SimpleNamespace(CantSplit=ValueError))
     seen: list[str] = []
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(

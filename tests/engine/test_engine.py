@@ -21,7 +21,7 @@ from weft import WeftError
 from weft.config import Config, override
 from weft.data.check.check import check
 from weft.data.sources.open import open_source
-from weft.engine.log import Screen, clock, read_rows
+from weft.engine.log import Screen, format_duration, read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import read_header
 from weft.models.weights.convert import load_weights
@@ -250,7 +250,7 @@ def test_quiet_says_nothing(pictures, tmp_path, capsys):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (90, "1:30"), (5400, "1:30:00"), (-3, "0:00")])
 def test_clock(seconds, text):
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_tensorboard_gets_the_numbers(pictures, tmp_path):
@@ -285,7 +285,7 @@ def test_trainer_is_fed_in_the_order_of_its_plan(monkeypatch, pictures, tmp_path
     original = Trainer.train_step
 
     def train_step(self, step, batch):
-        seen.append(sorted(batch.index.tolist()) == sorted(draw.index for draw in self.parts.plan.step(step)))
+        seen.append(sorted(batch.index.tolist()) == sorted(draw.index for draw in self.run.plan.step(step)))
         return original(self, step, batch)
 
     monkeypatch.setattr(Trainer, "train_step", train_step)

@@ -29,7 +29,7 @@ from weft.config import Config, RunConfig, known_keys
 from weft.engine import state
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import Progress, locked, read_header, write_state
+from weft.engine.state import RunProgress, locked, read_header, write_state
 from weft.fast.replay import Replayed, replay
 from weft.run import session
 from weft.tasks.classify.task import Classify
@@ -100,7 +100,7 @@ def give_nan(monkeypatch, bad_steps):
 def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, pictures, tmp_path, step):
     settings = dict(EVERYTHING_RANDOM, epochs=3)
     with monkeypatch.context() as patch:  # what should come out: a run that never saw that batch
-        patch.setattr(session, "Progress", lambda **values: Progress(**values, skipped=[step]))
+        patch.setattr(session, "RunProgress", lambda **values: RunProgress(**values, skipped=[step]))
         tiny_run(pictures, tmp_path / "without", **settings)
     give_nan(monkeypatch, [step])
     run = tiny_run(pictures, tmp_path / "run", **settings).folder
@@ -266,7 +266,7 @@ def test_full_disk_loses_nothing(monkeypatch, pictures, tmp_path):
 def test_state_is_whole_whenever_the_writer_is_killed(tmp_path):
     context = processes()
     (tmp_path / "state").mkdir()
-    write_state(tmp_path, {"numbers": torch.full((200_000,), -1.0)}, Progress(step=-1), {})
+    write_state(tmp_path, {"numbers": torch.full((200_000,), -1.0)}, RunProgress(step=-1), {})
     draw, found = random.Random(0), set()
     for _ in range(40):
         process = context.Process(target=save_for_ever, args=(tmp_path,))

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, MultiStepLR, Po
 import weft  # noqa: F401  registers the models
 from tests.conftest import randomise
 from weft.config import OptimConfig
-from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, stretched
+from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, scale_schedule
 from weft.errors import WeftError
 
 ADAMW = dict(opt="adamw", betas=(0.9, 0.999), eps=1e-8)
@@ -296,7 +296,7 @@ def test_stretched_schedule_is_the_same_one(schedule, milestones, warmup, factor
         gamma=0.9,
     )  # fmt: skip
     epoch = (half_epochs + 0.5) / 2  # never where a step is
-    longer = stretched(config, factor)
+    longer = scale_schedule(config, factor)
     ours = learning_rate(longer, 16, epoch * factor, 15 * factor)
     assert ours == pytest.approx(learning_rate(config, 16, epoch, 15), rel=1e-9)
     assert longer.cooldown_epochs == 3 * factor

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import weft
 from weft.cli.app import main
-from weft.engine.state import STATE, Progress, write_state
+from weft.engine.state import STATE, RunProgress, write_state
 
 CVT = dict(embed_dims=[8, 16, 16], depths=[1, 1, 1], num_heads=[1, 2, 2])
 TINY: dict[str, Any] = dict(
@@ -124,7 +124,7 @@ def start_or_resume(pictures: Path, run: Path, settings: dict[str, Any]) -> None
 
 def save_for_ever(folder: Path) -> None:
     for step in range(1_000_000):
-        write_state(folder, {"numbers": torch.full((200_000,), float(step))}, Progress(step=step), {})
+        write_state(folder, {"numbers": torch.full((200_000,), float(step))}, RunProgress(step=step), {})
 
 
 # Masks and boxes ----------------------------------------------------------------------------------------------------

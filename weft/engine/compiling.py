@@ -1,4 +1,4 @@
-"""torch.compile, where one fault of an older torch is mended."""
+"""torch.compile, with a fix for one fault of older versions of torch."""
 
 import importlib
 from contextlib import suppress
@@ -8,18 +8,18 @@ import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
-MENDED = "2.15"  # the torch that is known not to have the fault
+FIXED_IN = "2.15"  # the torch that is known not to have the fault
 
 
 def compile_model(model: nn.Module, **options: Any) -> Any:
     """`torch.compile(model, **options)`."""
-    if TorchVersion(torch.__version__) < MENDED:
+    if TorchVersion(torch.__version__) < FIXED_IN:
         with suppress(ImportError):  # a private name, which may move
-            mend(importlib.import_module("torch._inductor.codegen.simd"))
+            add_defaults(importlib.import_module("torch._inductor.codegen.simd"))
     return torch.compile(model, **options)
 
 
-def mend(simd: Any) -> None:
+def add_defaults(simd: Any) -> None:
     """Gives the arguments of one of the compiler's exceptions defaults, where it is there and has none.
 
     The compiler of torch 2.11 raises it without its arguments, and so fails, in the training of CeiT and CvT on a GPU,

@@ -3,7 +3,8 @@
 Gradients are averaged by one all-reduce after the backward pass, not by a wrapper around the model that reduces while
 it runs: a process that ran out of memory, met a NaN or was asked to stop can then say so in the same message, so
 all processes always agree on what happened, and nobody waits for a message that never comes. For the same reason, what
-may go wrong elsewhere goes through `World.on_main` or `World.together`: an error of one process ends all of them.
+may go wrong elsewhere goes through `World.on_main` or `World.propagate_errors`: an error of one process ends
+all of them.
 """
 
 import contextlib
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 from weft.config import RunConfig
 from weft.errors import WeftError
 
-SMALLEST_UNIT = 10_000  # parameters for which a message of their own pays in a sharded model
-PATIENCE = timedelta(minutes=30)  # with other processes, such as one that writes the report
+MIN_UNIT_PARAMETERS = 10_000  # for which a message of their own pays in a sharded model
+TIMEOUT = timedelta(minutes=30)  # with other processes, such as one that writes the report
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class World:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
+    def is_local_main(self) -> bool:
         """Whether no other process of this machine comes before this one."""
         return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The main process's `value`, in every process."""
         if self.size == 1:
             return value
@@ -52,7 +53,7 @@ class World:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in every process."""
         if self.size == 1:
             return [value]
@@ -61,18 +62,18 @@ class World:
         return values
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives in the main process, in every process. Its error becomes everybody's."""
+        """Calls `work` in the main process and returns its result in every process. Its error becomes everybody's."""
         value = None
-        with self.together():
+        with self.propagate_errors():
             if self.is_main:
                 value = work()
-        return self.share(value)
+        return self.broadcast(value)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """What goes wrong in one process ends all of them after this block, and the main process says what it was.
+    def propagate_errors(self) -> Iterator[None]:
+        """Ends all processes after this block where something went wrong in one; the main process says what it was.
 
-        There must be no meeting of processes within the block.
+        There must be no message between processes within the block.
         """
         if self.size == 1:
             yield
@@ -82,7 +83,7 @@ class World:
             yield
         except (WeftError, OSError) as error:
             mine = error
-        first = next((text for text in self.gather(mine and str(mine)) if text), None)
+        first = next((text for text in self.all_gather(mine and str(mine)) if text), None)
         if first is not None:
             self.fail(mine or WeftError(first))
 
@@ -90,9 +91,9 @@ class World:
         """Ends all processes, which have all found the same error: the main one says it."""
         raise error if self.is_main else SystemExit(2)
 
-    def take_device(self, name: str) -> "World":
+    def with_device(self, name: str) -> "World":
         """The same place, on its device: with several processes on a machine each has a GPU of its own."""
-        with self.together():
+        with self.propagate_errors():
             device = pick_device(name)
             if self.size > 1 and device.type == "cuda":
                 local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
@@ -105,15 +106,15 @@ class World:
                 torch.cuda.set_device(device)
         return replace(self, device=device)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until everybody is here."""
         if self.size > 1:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[World]:
-    """This process's place, from what torchrun set; on the CPU until `World.take_device`.
+def process_group() -> Iterator[World]:
+    """This process's place, from what torchrun set; on the CPU until `World.with_device`.
 
     With one process nothing is set up. A process that fails alone says so itself and ends without a farewell, which
     would wait for the others; torchrun, or their broken connections, then end these.
@@ -124,7 +125,7 @@ def joined() -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(backend, store=_meet(rank, size), rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=_rendezvous(rank, size), rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield world
     except (WeftError, OSError) as error:
@@ -135,7 +136,7 @@ def joined() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int) -> dist.Store:
+def _rendezvous(rank: int, size: int) -> dist.Store:
     """Where the processes of this attempt, and no dead ones of an earlier attempt, exchange their addresses.
 
     torchrun's own store lives through its restarts, with all that the dead left in it, and machines need not agree on
@@ -144,7 +145,7 @@ def _meet(rank: int, size: int) -> dist.Store:
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(host, port, size, rank == 0 and not hosted, PATIENCE, wait_for_workers=False)
+    store = dist.TCPStore(host, port, size, rank == 0 and not hosted, TIMEOUT, wait_for_workers=False)
     me = uuid.uuid4().hex
     if rank:
         store.set(f"hello {rank}", me)
@@ -158,7 +159,7 @@ def _meet(rank: int, size: int) -> dist.Store:
                 store.set(f"welcome {store.get(f'hello {other}').decode()}", me)
         time.sleep(0.02)
         missing = {other for other in missing if not store.check([f"{me} {other}"])}
-        if time.monotonic() - start > PATIENCE.total_seconds():
+        if time.monotonic() - start > TIMEOUT.total_seconds():
             raise WeftError(f"{len(missing)} of {size} processes did not come; look at what they say.")
     return dist.PrefixStore(me, store)
 
@@ -173,6 +174,10 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise WeftError(f"run.device={name!r}: this machine has {torch.cuda.device_count()} GPUs; try auto or cpu.")
     return device
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def pick_precision(config: RunConfig, device: torch.device) -> torch.dtype:
@@ -208,7 +213,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [values for norm in norms for values in (norm.running_mean, norm.running_var) if values is not None]
 
 
-def shard(model: nn.Module, world: World) -> None:
+def shard_model(model: nn.Module, world: World) -> None:
     """FSDP2: parameters, gradients and optimiser state of each unit are spread over the processes.
 
     They stay float32, also between processes: autocast then does what it does for a model that is not sharded.
@@ -217,25 +222,25 @@ def shard(model: nn.Module, world: World) -> None:
 
     if world.size == 1:
         raise WeftError("run.fsdp spreads a model over several processes; start the command with torchrun.")
-    for unit in sharded_units(model, count_parameters(model) // 4):
+    for unit in fsdp_units(model, num_parameters(model) // 4):
         fully_shard(unit)
     fully_shard(model)
 
 
-def sharded_units(module: nn.Module, limit: int) -> Iterator[nn.Module]:
-    """What is put together and taken apart as a whole: blocks and stages, inner ones before outer ones.
+def fsdp_units(module: nn.Module, limit: int) -> Iterator[nn.Module]:
+    """Modules that are gathered and sharded as one: blocks and stages, inner ones before outer ones.
 
     These are the members of lists of modules; one of more than `limit` parameters leaves the lists within it their own.
     """
     for child in module.children():
         is_member = isinstance(module, nn.ModuleList | nn.Sequential) and not isinstance(child, nn.ModuleList)
-        if not is_member or count_parameters(child) > limit:
-            yield from sharded_units(child, limit)
-        if is_member and count_parameters(child) >= SMALLEST_UNIT:
+        if not is_member or num_parameters(child) > limit:
+            yield from fsdp_units(child, limit)
+        if is_member and num_parameters(child) >= MIN_UNIT_PARAMETERS:
             yield child
 
 
-def count_parameters(module: nn.Module) -> int:
+def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""What fits the machine: pictures at once in its memory, epochs in the time there is."""
+"""Fits a run to its machine: compiled kernels, pictures at once in its memory, epochs in the time there is."""
 
 import contextlib
 import os
@@ -8,17 +8,19 @@ import time
 
 import torch
 
-from weft.engine.loop import Trainer, WentWrong
-from weft.engine.parts import is_out_of_memory
+from weft.engine.device import is_out_of_memory
+from weft.engine.loop import Trainer
+from weft.engine.recovery import halve_micro_batch
 from weft.engine.state import load_tensors, snapshot
+from weft.engine.step_report import StepFailed
 from weft.kernels.tuning.ahead import compile_ahead
 from weft.words import many
 
 CPU_MICRO_BATCH = 128
-SPARE = 0.9  # of the GPU's memory; the rest is for fragments and for what else runs there
+USABLE = 0.9  # of memory and minutes; the rest is for fragments, and for what else runs there
 TRIAL_SECONDS = 15  # of training steps to find out how long one takes, ...
 TRIAL_STEPS = 4  # ... but at least so many
-UNSAID = 3.0  # seconds of compiling that need no explanation
+SILENT_SECONDS = 3.0  # of compiling that need no explanation
 
 
 def compile_kernels(trainer: Trainer) -> None:
@@ -33,15 +35,16 @@ def compile_kernels(trainer: Trainer) -> None:
         with contextlib.suppress(RuntimeError, ValueError):  # too little memory, too few pictures: the step answers
             _pass(trainer, pictures)
 
-    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
-    told = threading.Timer(UNSAID, trainer.screen.say, ["compiling kernels for this GPU; they are kept for next time"])
-    told.start()
+    before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
+    text = "compiling kernels for this GPU; they are kept for next time"
+    announcement = threading.Timer(SILENT_SECONDS, trainer.run.screen.say, [text])
+    announcement.start()
     try:
         compile_ahead(rehearse, max(1, (os.cpu_count() or 1) // trainer.world.size))
     finally:
-        told.cancel()
+        announcement.cancel()
     trainer.optimizer.zero_grad(set_to_none=True)
-    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
+    load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
 
 
 def _can_rehearse(trainer: Trainer) -> bool:
@@ -55,7 +58,7 @@ def _can_rehearse(trainer: Trainer) -> bool:
 
 
 def _pass(trainer: Trainer, pictures: int) -> None:
-    """A training step's gradients and a batch of validation, on made-up pictures."""
+    """A training step's gradients and a batch of validation, on dummy pictures."""
     trainer.model.train(not trainer.config.model.frozen_mode)
     trainer.gradients(0, trainer.task.dummy_batch(pictures))
     with torch.no_grad():
@@ -65,7 +68,7 @@ def _pass(trainer: Trainer, pictures: int) -> None:
 def find_micro_batch(trainer: Trainer) -> None:
     """Sets how many pictures are computed at once where nobody said.
 
-    On a GPU a whole training step and a validation step are tried with made-up pictures, with half as many as long as
+    On a GPU a whole training step and a validation step are tried with dummy pictures, with half as many as long as
     memory does not suffice, in any process. Processes that meet within a step cannot try: one would wait for another.
     """
     mine = -(-trainer.config.run.batch // trainer.world.size)
@@ -76,17 +79,17 @@ def find_micro_batch(trainer: Trainer) -> None:
         trainer.progress.micro_batch = min(mine, CPU_MICRO_BATCH)
     if trainer.device.type != "cuda" or trainer.in_lockstep:
         return
-    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
-    while not all(trainer.world.gather(_fits(trainer, mine))):
-        trainer.halve_micro_batch()
-    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
+    before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
+    while not all(trainer.world.all_gather(_fits(trainer, mine))):
+        halve_micro_batch(trainer.run)
+    load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
 
 
 def _fits(trainer: Trainer, pictures: int) -> bool:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(trainer.device)
     free, _ = torch.cuda.mem_get_info(trainer.device)
-    limit = SPARE * (free + torch.cuda.memory_reserved(trainer.device))
+    limit = USABLE * (free + torch.cuda.memory_reserved(trainer.device))
     if trainer.world.size > 1:
         limit -= 4 * sum(p.numel() for p in trainer.parameters)  # the message with the gradients
     try:
@@ -104,18 +107,18 @@ def fit_into_time(trainer: Trainer) -> None:
 
     The schedule is stretched or shrunk with it, and ends with the run.
     """
-    planned, steps_per_epoch = trainer.progress.total_steps, trainer.parts.plan.steps_per_epoch
-    before = snapshot(trainer.model, trainer.ema, trainer.optimizer)
+    planned, steps_per_epoch = trainer.progress.total_steps, trainer.run.plan.steps_per_epoch
+    before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
     step_time, validation = _time_steps(trainer), _time_validation(trainer)
-    load_tensors(before, trainer.model, trainer.ema, trainer.optimizer)
-    trainer.forget()
-    left = SPARE * 60 * trainer.config.run.minutes - trainer.seconds() - 2 * validation
-    epochs = trainer.world.share(left / (steps_per_epoch * step_time + validation / trainer.config.run.val_epochs))
+    load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
+    trainer.discard_reports()
+    left = USABLE * 60 * trainer.config.run.minutes - trainer.run.elapsed() - 2 * validation
+    epochs = trainer.world.broadcast(left / (steps_per_epoch * step_time + validation / trainer.config.run.val_epochs))
     epochs = float(int(epochs)) if epochs >= 1 else max(epochs, 1 / steps_per_epoch)  # less than one where none fits
     steps = max(1, round(epochs * steps_per_epoch))
     trainer.progress.total_steps, trainer.progress.stretch = steps, steps / planned
     fitting = many(int(epochs), "epoch") if epochs >= 1 else f"{steps} of {steps_per_epoch} steps"
-    trainer.screen.say(f"{trainer.config.run.minutes:g} minutes: time for {fitting}")
+    trainer.run.screen.say(f"{trainer.config.run.minutes:g} minutes: time for {fitting}")
 
 
 def _time_steps(trainer: Trainer) -> float:
@@ -126,12 +129,12 @@ def _time_steps(trainer: Trainer) -> float:
     with contextlib.closing(trainer.batches()) as batches:
         for step, batch in batches:
             trainer.train_step(step, batch)
-            with contextlib.suppress(WentWrong):  # the run itself will meet that step again, and answer it
+            with contextlib.suppress(StepFailed):  # the run itself will meet that step again, and answer it
                 trainer.read_reports()
             times.append(time.monotonic() - last)
             last += times[-1]
             is_over = last - start > min(TRIAL_SECONDS, 3 * trainer.config.run.minutes) and len(times) >= TRIAL_STEPS
-            if trainer.world.share(is_over):
+            if trainer.world.broadcast(is_over):
                 break
     return statistics.median(times[1:] or times)
 

@@ -1,4 +1,4 @@
-"""What a run says: rows in metrics.jsonl for programs, a bar or lines for people, TensorBoard where it is wanted."""
+"""The log of a run: rows in metrics.jsonl for programs, a bar or lines for people, TensorBoard where it is wanted."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
-from weft.engine.state import Progress as RunProgress
+from weft.engine.state import RunProgress
 from weft.errors import WeftError
 from weft.files import write_text
 
@@ -23,9 +23,9 @@ class MetricsFile:
 
     def __init__(self, run: Path, progress: RunProgress):
         self.path = run / METRICS
-        self.cut(progress)
+        self.truncate(progress)
 
-    def cut(self, progress: RunProgress) -> None:
+    def truncate(self, progress: RunProgress) -> None:
         """Leaves what was reported until `progress`; what comes after it will come again."""
         rows = read_rows(self.path) if self.path.exists() else []
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows if _is_before(row, progress)))
@@ -90,7 +90,7 @@ class Screen:
             text += f"accuracy {news['accuracy']:.1%}  "
         speed = news["pictures_per_second"]
         text += f"{speed:,.0f} pictures/s" if speed >= 10 else f"{speed:.1f} pictures/s"
-        text += f"  {clock(left)} left"
+        text += f"  {format_duration(left)} left"
         if self.bar:
             self.bar.update(
                 self.task, completed=done, total=steps, description=f"epoch {epoch}/{self.total_epochs}", news=text
@@ -107,7 +107,7 @@ class Screen:
         for key, name in names.items():
             if key in row:
                 text += f"  {name} " + (f"{row[key]:.3f}" if "loss" in key else f"{row[key]:.2%}")
-        self.say(f"{text}  {clock(row['seconds'])}" + ("  *" if row["best"] else ""))
+        self.say(f"{text}  {format_duration(row['seconds'])}" + ("  *" if row["best"] else ""))
 
     def close(self) -> None:
         if self.bar:
@@ -115,14 +115,14 @@ class Screen:
             self.bar = None
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """90 -> 1:30, 5400 -> 1:30:00."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def tensorboard(run: Path) -> Callable[[dict[str, Any]], None]:
+def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
     """A function that writes a row's numbers for TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""What moves the weights: optimiser, learning rate, weight average, and what of the model stays as it is.
+"""Optimiser, learning rate, weight average, and what of the model stays as it is.
 
 The learning rate is a function of the epoch, not an object with a state, so a resumed run cannot fall out of step:
 
@@ -34,7 +34,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch: int) -> torch.o
     groups = parameter_groups(model, config)
     if not groups:
         raise WeftError("Nothing is left to train: every parameter is frozen; change model.freeze.")
-    lr = scaled(config, batch, config.lr)
+    lr = scale_rate(config, batch, config.lr)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())  # one kernel; the same result every time
     if config.name == "adamw":
         first, second = config.betas
@@ -65,15 +65,15 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
     DeiT: they count from the start of the run. The exponential counts from the end of the warm-up, as VT has it.
     After `epochs` the cosine and the polynomial stay at `min_lr`: that is the cool-down.
     """
-    lr = scaled(config, batch, config.lr)
+    lr = scale_rate(config, batch, config.lr)
     if epoch < config.warmup_epochs:
-        start = scaled(config, batch, config.warmup_lr)
+        start = scale_rate(config, batch, config.warmup_lr)
         return start + (lr - start) * epoch / config.warmup_epochs
     if config.schedule == "cosine":
-        low = scaled(config, batch, config.min_lr)
+        low = scale_rate(config, batch, config.min_lr)
         return low + (lr - low) * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
     if config.schedule == "poly":
-        low = scaled(config, batch, config.min_lr)
+        low = scale_rate(config, batch, config.min_lr)
         return low + (lr - low) * (1 - min(1.0, epoch / epochs)) ** config.power
     if config.schedule == "step":
         passed = sum(epoch >= at for at in config.milestones) if config.milestones else epoch // config.step_epochs
@@ -83,7 +83,7 @@ def learning_rate(config: OptimConfig, batch: int, epoch: float, epochs: float) 
     return lr
 
 
-def stretched(config: OptimConfig, factor: float) -> OptimConfig:
+def scale_schedule(config: OptimConfig, factor: float) -> OptimConfig:
     """The same schedule for a run `factor` times as long."""
     lengths = ("warmup_epochs", "cooldown_epochs", "step_epochs")
     changed: dict[str, Any] = {name: getattr(config, name) * factor for name in lengths}
@@ -93,7 +93,7 @@ def stretched(config: OptimConfig, factor: float) -> OptimConfig:
     return replace(config, **changed)
 
 
-def scaled(config: OptimConfig, batch: int, rate: float) -> float:
+def scale_rate(config: OptimConfig, batch: int, rate: float) -> float:
     """`rate`, given for `lr_batch` pictures, for a batch of `batch`."""
     return rate * batch / config.lr_batch if config.lr_batch else rate
 

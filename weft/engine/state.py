@@ -1,4 +1,4 @@
-"""What is needed to go on exactly where a run stopped: one file, `state/last.safetensors`, always whole.
+"""The state that a run resumes from, exactly where it stopped: one file, `state/last.safetensors`, always whole.
 
 Tensors (weights, weight average, optimiser) lie in the file under their names; all else is JSON in its header. There is
 no state of a random generator in it, because none is needed: order of the data, augmentation, mixing and drop path of a
@@ -35,11 +35,11 @@ from weft.version import __version__
 STATE = Path("state") / "last.safetensors"
 LOCK = Path("state") / "lock"
 FORMAT = 1
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is: all that changes besides tensors."""
 
     total_steps: int = 0  # where it ends
@@ -51,11 +51,17 @@ class Progress:
     best_epoch: int = 0
     epoch_loss: float = 0.0  # sums over the steps of the running epoch
     epoch_steps: int = 0
-    seconds: float = 0.0  # of work so far, in all sittings
+    seconds: float = 0.0  # of work so far, in all sessions
     micro_batch: int = 0  # pictures at once on one device
     skipped: list[int] = field(default_factory=list)  # steps whose batch gave no finite gradient
     bad: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling of fp16
+
+    def is_better(self, score: float | None, loss: float | None) -> bool:
+        """Than the kept model; of equal ones that with the smaller loss and, where there is none, the later one."""
+        if self.best is None or score is None or score != self.best:
+            return self.best is None or score is None or score > self.best
+        return loss is None or self.best_loss is None or loss < self.best_loss
 
 
 # Writing and reading --------------------------------------------------------------------------------------------
@@ -73,7 +79,7 @@ def gather_tensors(
         tensors |= {f"ema.{key}": value for key, value in ema.module.state_dict().items()}
     for name, parameter in model.named_parameters():
         tensors |= {f"optim.{name}:{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    parts = ((key, whole(value).detach()) for key, value in tensors.items())
+    parts = ((key, full_tensor(value).detach()) for key, value in tensors.items())
     return {key: value.contiguous().cpu() for key, value in parts if keep}
 
 
@@ -82,23 +88,27 @@ def snapshot(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer
     return {key: value.clone() for key, value in gather_tensors(model, ema, optimizer).items()}
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def write_state(run: Path, tensors: dict[str, Tensor], progress: Progress, facts: dict[str, Any]) -> None:
-    """`facts` is what a later sitting compares: configuration, classes, fingerprint of the data."""
+def is_finite(model: nn.Module) -> bool:
+    return all(bool(full_tensor(p).isfinite().all()) for p in model.parameters())
+
+
+def write_state(run: Path, tensors: dict[str, Tensor], progress: RunProgress, facts: dict[str, Any]) -> None:
+    """`facts` is what a later session compares: configuration, classes, fingerprint of the data."""
     header = {"format": FORMAT, "progress": asdict(progress), "versions": versions(), **facts}
     metadata = {"weft": json.dumps(header)}
     try:
         write_tensors(run / STATE, tensors, metadata)
     except OSError as error:
-        raise not_saved(run, error) from error
+        raise save_error(run, error) from error
 
 
-def not_saved(run: Path, error: OSError) -> WeftError:
-    what = "the disk is full" if error.errno in FULL else str(error)
+def save_error(run: Path, error: OSError) -> WeftError:
+    what = "the disk is full" if error.errno in DISK_FULL else str(error)
     then = f" The last saved state is intact; make room, then: weft train --resume {run}"
     return WeftError(f"{run} could not be saved: {what}.{then if (run / STATE).exists() else ''}")
 
@@ -113,7 +123,7 @@ def read_header(run: Path) -> dict[str, Any]:
             header = json.loads((file.metadata() or {})["weft"])
         if header["format"] != FORMAT:
             raise WeftError(f"{path} has format {header['format']}, and this version of Weft reads {FORMAT}.")
-        header["progress"] = Progress(**header["progress"])
+        header["progress"] = RunProgress(**header["progress"])
     except WeftError:
         raise
     except Exception as error:  # a damaged file can raise anything
@@ -121,8 +131,8 @@ def read_header(run: Path) -> dict[str, Any]:
     return header
 
 
-def restore(run: Path, model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> Progress:
-    """Puts a run's state back into model, average and optimiser."""
+def load_state(run: Path, model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer) -> RunProgress:
+    """Loads a run's state into model, average and optimiser."""
     progress = read_header(run)["progress"]
     try:
         tensors = safetensors.torch.load_file(run / STATE)
@@ -135,7 +145,7 @@ def restore(run: Path, model: nn.Module, ema: Ema | None, optimizer: torch.optim
 def load_tensors(
     tensors: dict[str, Tensor], model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer
 ) -> None:
-    """What `gather_tensors` gave, back to where it was."""
+    """Puts the tensors of `gather_tensors` back to where they were."""
     _load_module(model, tensors, "model.")
     if ema is not None:
         _load_module(ema.module, tensors, "ema.")
@@ -148,7 +158,7 @@ def _load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> 
     different = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if different:
         raise WeftError(f"The state holds another model: {', '.join(different[:3])} differ.")
-    module.load_state_dict({key: _like(own[key], value) for key, value in found.items()})
+    module.load_state_dict({key: _laid_out_like(own[key], value) for key, value in found.items()})
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -163,11 +173,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
     for index, parameter in enumerate(order):
         if names[parameter] in by_name:
             found = by_name[names[parameter]]
-            state[index] = {k: _like(parameter, v) if v.shape == parameter.shape else v for k, v in found.items()}
+            state[index] = {
+                k: _laid_out_like(parameter, v) if v.shape == parameter.shape else v for k, v in found.items()
+            }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _like(own: Tensor, value: Tensor) -> Tensor:
+def _laid_out_like(own: Tensor, value: Tensor) -> Tensor:
     """`value` laid out in memory, or over the processes, as `own` is: fused optimisers rely on it."""
     if isinstance(own, DTensor):
         value = value.to(own.device)
@@ -177,7 +189,7 @@ def _like(own: Tensor, value: Tensor) -> Tensor:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What a run was made with."""
+    """Versions of all that a run was made with."""
     found = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy", "pillow")}
     return {"weft": __version__, "commit": _commit(), "python": platform.python_version(), **found}
 
@@ -204,12 +216,12 @@ def locked(run: Path) -> Iterator[None]:
         _lock(file, run)
         remove_leftovers(run)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}{job_name()}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}{job_suffix()}")
         file.flush()
         yield
 
 
-def last_user(run: Path) -> str:
+def last_lock_holder(run: Path) -> str:
     """Who locked a folder last, or still does."""
     try:
         return (run / LOCK).read_text(encoding="utf-8")
@@ -226,14 +238,14 @@ def is_unfinished_start(run: Path) -> bool:
 
 
 def remove_leftovers(run: Path) -> None:
-    """What killed writers left, of this run whose lock we hold: half-written files never have their real names."""
+    """Removes half-written files of killed writers, which never have their real names; the caller holds the lock."""
     for folder in (run, run / LOCK.parent):
         for leftover in folder.glob(".saving-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def job_name() -> str:
-    """What torchrun calls all attempts of one job; where it was given no name, the process that is torchrun."""
+def job_suffix() -> str:
+    """`, job NAME`: torchrun's name of all attempts of one job; where it has none, the process that is torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f", job {os.getppid() if name == 'none' else name}" if name else ""
 

@@ -26,21 +26,21 @@ class RunData:
 def open_sources(config: Config, world: World) -> Source:
     """The pictures. One process of each machine opens them first, so that shards are indexed once and not by all."""
     for turn in (True, False):
-        with world.together():
-            if world.is_first_here == turn:
+        with world.propagate_errors():
+            if world.is_local_main == turn:
                 source = open_configured(config.data)
     return source  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def open_data(config: Config, world: World, say: Any) -> RunData:
     source = open_sources(config, world)
-    with world.together():
+    with world.propagate_errors():
         split = make_split(source, config.data, config.run.seed)
     report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
     for line in report.lines():
         say(line)
     errors = [problem.text for problem in report.problems if problem.severity == "error"]
-    with world.together():
+    with world.propagate_errors():
         if errors:
             raise WeftError(
                 f"{errors[0].rstrip('.')} (`weft check {config.data.source}` shows "

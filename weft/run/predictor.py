@@ -19,8 +19,7 @@ from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.given import GivenPictures, Progress
 from weft.data.loader import Batch, PictureSource, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
-from weft.engine.device import pick_device, pick_precision
-from weft.engine.parts import is_out_of_memory
+from weft.engine.device import is_out_of_memory, pick_device, pick_precision
 from weft.errors import WeftError, check_positive
 from weft.explain.compare import Explained, explain_subjects
 from weft.explain.maps import trunk_of

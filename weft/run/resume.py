@@ -10,7 +10,7 @@ from weft.data.check.check import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import fingerprint
 from weft.data.split import load_split
-from weft.engine.device import joined
+from weft.engine.device import process_group
 from weft.engine.state import (
     read_header,
 )
@@ -28,8 +28,8 @@ MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
 
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool) -> Run:
     """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
-    with joined() as world:
-        with world.together():
+    with process_group() as world:
+        with world.propagate_errors():
             header = read_header(folder)
             saved = override(Config(), read_yaml(folder / "config.yaml"))
             paths = absolute_paths(override(Config(), given))
@@ -41,7 +41,7 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
             if fixed:
                 raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with --init {folder}.")
         source = open_sources(config, world)
-        with world.together():
+        with world.propagate_errors():
             if source.classes != header["classes"]:
                 raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
             if fingerprint(source) != header["fingerprint"]:
@@ -54,10 +54,10 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
             split = load_split(folder / "split.json", source)
             report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
             preprocessing = Preprocessing.from_dict(header["preprocessing"])
-        world = world.take_device(config.run.device)
+        world = world.with_device(config.run.device)
         with locked_by_main(world, folder):
             stored = replace(config, model=replace(config.model, init=""))  # the state has the weights
             session = RunSession(folder, stored, world, RunData(source, split, report), preprocessing, quiet)
-            session.config = session.trainer.config = config
+            session.config = session.trainer.run.config = config
             session.prepare_resumed(changed, header)
             return session.train()

@@ -22,18 +22,20 @@ from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import fingerprint
 from weft.data.split import save_split
-from weft.engine.device import World, convert_sync_bn, pick_precision, shard
+from weft.engine.checkpoint import restore
+from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
 from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time
-from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard
-from weft.engine.loop import Stopped, Trainer
+from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard_writer
+from weft.engine.loop import Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer
-from weft.engine.parts import Parts
 from weft.engine.state import (
-    FULL,
-    Progress,
+    DISK_FULL,
+    RunProgress,
     locked,
-    not_saved,
+    save_error,
 )
+from weft.engine.step_report import TrainingStopped
+from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
 from weft.fast.swap import fast_on
 from weft.files import write_text
@@ -57,7 +59,7 @@ def locked_by_main(world: World, folder: Path) -> Iterator[None]:
     """The main process holds the folder's lock, for all."""
     with contextlib.ExitStack() as stack, told_when_full(folder):
         world.on_main(lambda: stack.enter_context(locked(folder)))
-        with world.together():
+        with world.propagate_errors():
             if not folder.is_dir():
                 raise WeftError(f"{socket.gethostname()} does not see {folder}: choose a place all machines share.")
         yield
@@ -69,9 +71,9 @@ def told_when_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
-        raise not_saved(folder, error) from error
+        raise save_error(folder, error) from error
 
 
 class RunSession:
@@ -97,7 +99,7 @@ class RunSession:
         find_micro_batch(trainer)
         if self.config.run.minutes:
             fit_into_time(trainer)
-        trainer.parts.facts = self.facts()
+        trainer.run.facts = self.facts()
         self.world.on_main(self.write_settings)
         trainer.save()
 
@@ -109,7 +111,7 @@ class RunSession:
     def prepare_resumed(self, changed: list[str], header: dict[str, Any]) -> None:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
         trainer, planned = self.trainer, self.trainer.progress.total_steps
-        trainer.restore()
+        restore(trainer.run)
         if "run.epochs" in changed:
             trainer.progress.total_steps = planned
         if "run.micro_batch" in changed:
@@ -117,7 +119,7 @@ class RunSession:
         if changed:
             self.world.on_main(lambda: write_text(self.folder / "config.yaml", to_yaml(self.config)))
         self.command = header["command"]
-        trainer.parts.facts = self.facts()
+        trainer.run.facts = self.facts()
         if header["processes"] != self.world.size:
             self.screen.say(
                 f"{self.world.size} processes instead of {header['processes']}: the same pictures in each step, but"
@@ -138,7 +140,7 @@ class RunSession:
 
     def build(self) -> Trainer:
         config, world, source, split = self.config, self.world, self.data.source, self.data.split
-        with world.together():
+        with world.propagate_errors():
             if config.run.batch < world.size:
                 raise WeftError(f"run.batch={config.run.batch} is smaller than the number of processes, {world.size}.")
             made = make_model(
@@ -160,25 +162,29 @@ class RunSession:
             broadcast(model)
         ema = Ema(model, config.run.ema) if config.run.ema else None
         if config.run.fsdp:
-            shard(model, world)
+            shard_model(model, world)
             if config.run.fast:
                 fast_on(model, world.device, record=False)  # blocks have changed their class
         plan = self.make_plan()
         total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
-        parts = Parts(
+        run = TrainingRun(
+            folder=self.folder,
+            config=config,
+            world=world,
+            dtype=self.dtype,
             source=source,
             split=split,
             preprocessing=self.preprocessing,
+            plan=plan,
+            task=self.make_task(),
             model=model,
             write_model=made.write,
             optimizer=make_optimizer(model, config.optim, config.run.batch),
             ema=ema,
-            plan=plan,
-            task=self.make_task(),
-            facts={},
+            progress=RunProgress(total_steps=total, micro_batch=config.run.micro_batch),
+            screen=self.screen,
         )
-        progress = Progress(total_steps=total, micro_batch=config.run.micro_batch)
-        return Trainer(self.folder, config, world, parts, self.dtype, progress, self.screen)
+        return Trainer(run)
 
     def make_plan(self) -> SamplingPlan:
         """Which pictures each step sees."""
@@ -230,16 +236,16 @@ class RunSession:
     def train(self) -> Run:
         trainer = self.trainer
         metrics = MetricsFile(self.folder, trainer.progress) if self.world.is_main else None
-        board = tensorboard(self.folder) if self.config.run.tensorboard and self.world.is_main else None
-        trainer.rewind = lambda: metrics.cut(trainer.progress) if metrics else None
-        trainer.log = lambda row: [write(row) for write in (metrics and metrics.write, board) if write]  # type: ignore
+        board = tensorboard_writer(self.folder) if self.config.run.tensorboard and self.world.is_main else None
+        trainer.run.rewind_log = lambda: metrics.truncate(trainer.progress) if metrics else None
+        trainer.run.log = lambda row: [write(row) for write in (metrics and metrics.write, board) if write]
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self.screen.say(f"{self.config.model.name}, {parameters / 1e6:.1f} M parameters -> {self.folder}")
         self.screen.start(trainer.epochs)
         try:
             with stopping_at_signals(trainer):
                 trainer.fit()
-        except Stopped:
+        except TrainingStopped:
             self.screen.close()
             self.screen.say(
                 f"Stopped after step {trainer.progress.step:,}; go on with: weft train --resume {self.folder}"
@@ -270,7 +276,7 @@ class RunSession:
             source=data.source,
             split=data.split,
             preprocessing=self.preprocessing,
-            augmented=self.trainer.first_batch(),
+            augmented=self.trainer.run.first_batch(),
             data_report=data.report,
             command=self.command,
             predictor=predictor,
@@ -303,12 +309,12 @@ def stopping_at_signals(trainer: Trainer) -> Iterator[None]:
         return
 
     def stop(number: int, frame: Any) -> None:
-        if trainer.stop_wanted and trainer.world.size > 1:
+        if trainer.stop_requested and trainer.world.size > 1:
             return  # a terminal and torchrun both pass a Ctrl-C on; who wants to stop at once ends torchrun
-        if trainer.stop_wanted:
+        if trainer.stop_requested:
             raise KeyboardInterrupt
-        trainer.stop_wanted = True
-        trainer.screen.say("Stopping after this step; once more to stop at once.")
+        trainer.stop_requested = True
+        trainer.run.screen.say("Stopping after this step; once more to stop at once.")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

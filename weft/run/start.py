@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override, read_yaml
-from weft.engine.device import World, joined
+from weft.engine.device import World, process_group
 from weft.engine.log import Screen
-from weft.engine.optim import stretched
+from weft.engine.optim import scale_schedule
 from weft.engine.state import (
     STATE,
     is_unfinished_start,
-    job_name,
-    last_user,
+    job_suffix,
+    last_lock_holder,
 )
 from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
@@ -31,8 +31,8 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
     restarted = bool(out) and is_restarted(Path(out))
     if restarted and (Path(out) / STATE).exists():
         return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
-    with joined() as world:
-        with world.together():
+    with process_group() as world:
+        with world.propagate_errors():
             file = read_yaml(config) if config else {}
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             given = {**model_of_init(override(Config(), {**file, **given})), **given}
@@ -46,7 +46,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             check_out(out, first, world, restarted)
             if first.model.name != "auto":
                 check_name(first.model.name)
-        world = world.take_device(first.run.device)
+        world = world.with_device(first.run.device)
         say = Screen(quiet or not world.is_main).say
         data = open_data(first, world, say)
         if not recipe and not config:
@@ -55,7 +55,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
         full = stretch(override(Config(), settings), set(file) | set(given), recipe)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
-        with world.together():
+        with world.propagate_errors():
             check_settings(full)
             check_task_settings(full)
             check_name(full.model.name)
@@ -116,7 +116,7 @@ def new_folder(out: str, config: Config) -> Path:
 
 def is_restarted(folder: Path) -> bool:
     """Whether torchrun starts this command again after a failure: then a process of the same job used the folder."""
-    return bool(job_name()) and last_user(folder).endswith(job_name())
+    return bool(job_suffix()) and last_lock_holder(folder).endswith(job_suffix())
 
 
 def stretch(config: Config, given: set[str], recipe: str) -> Config:
@@ -125,4 +125,4 @@ def stretch(config: Config, given: set[str], recipe: str) -> Config:
         return config
     planned = override(Config(), find_recipe(recipe)).run.epochs
     kept = {key.removeprefix("optim."): getattr(config.optim, key[6:]) for key in given if key.startswith("optim.")}
-    return replace(config, optim=replace(stretched(config.optim, config.run.epochs / planned), **kept))
+    return replace(config, optim=replace(scale_schedule(config.optim, config.run.epochs / planned), **kept))

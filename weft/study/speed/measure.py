@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.engine.compiling import compile_model
-from weft.engine.parts import is_out_of_memory
+from weft.engine.device import is_out_of_memory
 from weft.errors import WeftError
 from weft.fast.fuse import fuse
 from weft.fast.swap import fast

@@ -1,0 +1,35 @@
+"""Files that a run writes on its way: its state, and the best model so far."""
+
+import time
+
+from weft.engine.state import full_tensor, gather_tensors, is_finite, load_state, write_state
+from weft.engine.training_run import TrainingRun
+from weft.errors import WeftError
+
+
+def save(run: TrainingRun) -> None:
+    """Writes the state of this moment to disk before anything else happens."""
+    if not is_finite(run.model):
+        text = f"After step {run.progress.step} the weights are no longer finite; try a smaller --optim.lr."
+        run.world.fail(WeftError(f"{text} The state before that is intact: weft train --resume {run.folder}"))
+    run.progress.seconds = run.elapsed()
+    run.saved_at = time.monotonic()
+    run.progress.scaler = run.scaler.state_dict()
+    tensors = gather_tensors(run.model, run.ema, run.optimizer, keep=run.world.is_main)
+    run.world.on_main(lambda: write_state(run.folder, tensors, run.progress, run.facts))
+
+
+def restore(run: TrainingRun) -> None:
+    """Goes back to the last saved state."""
+    run.world.barrier()  # until the main process has written what is read now
+    run.progress = load_state(run.folder, run.model, run.ema, run.optimizer)
+    run.rewind_log()
+    if run.progress.scaler:
+        run.scaler.load_state_dict(run.progress.scaler)
+
+
+def write_best(run: TrainingRun) -> None:
+    """Writes the model that whoever opens the run gets."""
+    weights = {key: full_tensor(value).cpu() for key, value in run.best_model.state_dict().items()}
+    preprocessing = run.preprocessing.to_dict()
+    run.world.on_main(lambda: run.write_model(run.folder, run.best_model, weights, preprocessing))

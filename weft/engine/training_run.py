@@ -1,0 +1,79 @@
+"""A run in progress, on which the loop and all that stands beside it work."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.config import Config
+from weft.data.loader import Batch, train_batches
+from weft.data.preprocessing import Preprocessing
+from weft.data.sampler import SamplingPlan
+from weft.data.sources.source import Source
+from weft.data.split import Split
+from weft.engine.device import World
+from weft.engine.log import Screen
+from weft.engine.optim import Ema
+from weft.engine.state import RunProgress
+from weft.tasks.task import Task
+
+
+@dataclass
+class TrainingRun:
+    """The parts of a run, how far it is, and where it writes."""
+
+    folder: Path
+    config: Config
+    world: World
+    dtype: torch.dtype  # of matrix products
+    source: Source
+    split: Split
+    preprocessing: Preprocessing
+    plan: SamplingPlan
+    task: Task
+    model: nn.Module
+    write_model: Callable[[Path, nn.Module, dict[str, Tensor], dict[str, Any]], None]  # folder, model, weights, ...
+    optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    progress: RunProgress
+    screen: Screen
+    facts: dict[str, Any] = field(default_factory=dict)  # stored with each state, compared on resuming
+    log: Callable[[dict[str, Any]], object] = lambda row: None  # writes a row of metrics.jsonl
+    rewind_log: Callable[[], object] = lambda: None  # to `progress`
+
+    def __post_init__(self) -> None:
+        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.dtype == torch.float16)
+        self.saved_at = time.monotonic()
+
+    @property
+    def best_model(self) -> nn.Module:
+        """The model that is validated, and kept where it is the best."""
+        return self.ema.module if self.ema is not None and self.config.run.ema_eval else self.model
+
+    def elapsed(self) -> float:
+        """Seconds of work in this run, in all its sessions."""
+        return self.progress.seconds + time.monotonic() - self.saved_at
+
+    def event(self, text: str) -> None:
+        """Says and logs something that does not happen at every step."""
+        self.log({"kind": "event", "step": self.progress.step, "text": text})
+        self.screen.say(text)
+
+    def seed(self, step: int) -> int:
+        """Of all that this process draws for whole batches, and of drop path and dropout."""
+        return step_seed(self.config.run.seed, step, self.world.rank)
+
+    def first_batch(self) -> Batch:
+        """The first step's pictures and targets as training sees them, before they are normalised and mixed."""
+        batches = train_batches(self.source, self.task.augmentation, self.plan, [0], workers=0, pin=False)
+        batch = next(iter(batches))
+        return replace(batch, pictures=self.task.augmented(batch, self.seed(0)))
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence((seed, 2, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
