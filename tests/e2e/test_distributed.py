@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from tests.helpers.places import ROOT
 from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, processes, state_of, tiny_run
+from tests.helpers.variants import NANO
 from weft.cli.app import main
 from weft.data.loader import _Reader
 from weft.data.read import BadPicture
@@ -346,10 +347,10 @@ def test_folder_in_use_is_refused_in_all(pictures, tmp_path):
 # Sharded models -----------------------------------------------------------------------------------------------------
 
 
-FAMILIES = ["cvt_13", "cvt_w24", "cetnet_tiny", "ceit_small", "vitae_small", "cswin_tiny", "pvt_small", "t2t_vit_14"]
+LARGE = ["cvt_13", "cvt_w24", "cetnet_tiny", "ceit_small", "vitae_small", "cswin_tiny", "pvt_small", "t2t_vit_14"]
 
 
-@pytest.mark.parametrize(("name", "most"), [*((name, 0.2) for name in FAMILIES), ("vt_resnet50", 1 / 3)])
+@pytest.mark.parametrize(("name", "most"), [*((name, 0.2) for name in LARGE), ("vt_resnet50", 1 / 3)])
 def test_units_of_a_sharded_model_are_small(name, most):
     """Its two transformer blocks are a large part of a VT-ResNet, and are not taken apart."""
     model = timm.create_model(name, device="meta")
@@ -395,7 +396,7 @@ def test_state_does_not_know_whether_the_model_was_sharded(pictures, alone, tmp_
 def compare_families(rank: int) -> None:
     """Gradients of sharded models of all families are the means over the processes."""
     with process_group() as world:
-        for name in ("cvt_nano", "ceit_nano", "vitae_nano", "cetnet_nano", "vt_resnet_nano"):
+        for name in NANO:
             torch.manual_seed(0)
             model = timm.create_model(name, img_size=32, num_classes=3, drop_path_rate=0.0).eval()
             x = torch.rand(2, 2, 3, 32, 32)  # both processes' pictures

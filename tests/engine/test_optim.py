@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, MultiStepLR, Po
 
 import weft  # noqa: F401  registers the models
 from tests.conftest import randomise
+from tests.helpers.variants import NANO
 from weft.config import OptimConfig
 from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, scale_schedule
 from weft.errors import WeftError
@@ -125,7 +126,7 @@ def test_no_decay_where_the_papers_have_none(name, exempt, layer_decay):
     assert names_of(model, [p for g in groups if g["weight_decay"] == 0.05 for p in g["params"]]) == set(named) - free
 
 
-@pytest.mark.parametrize("name", ["ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano", "resnet18"])
+@pytest.mark.parametrize("name", [*NANO, "resnet18"])
 def test_learning_rate_grows_from_layer_to_layer(name):
     """The classifier learns at the full rate, and no parameter more slowly than one before it in the network."""
     model = timm.create_model(name, device="meta")

@@ -11,6 +11,7 @@ from torch import nn
 
 import weft
 from tests.conftest import randomise
+from tests.helpers.variants import NANO
 from weft.explain import attention_of
 from weft.explain.maps import as_map, block_layers, default_layer, layer_of, record_outputs, stage_layers, tensor_of
 from weft.explain.receptive import Field, receptive_fields
@@ -19,11 +20,7 @@ from weft.explain.tokens import token_maps
 from weft.heads import make_segmenter
 
 MODELS = {
-    "cvt_nano": {},
-    "ceit_nano": {},
-    "vitae_nano": {},
-    "vt_resnet_nano": {},
-    "cetnet_nano": {},
+    **{name: {} for name in NANO},
     "t2t_vit_7": {},
     "resnet18": {},
     "vit_tiny_patch16_224": {"img_size": (32, 48)},

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize, prune
 import weft
 from tests.conftest import randomise
 from tests.helpers.kernel_checks import DEVICE, random
+from tests.helpers.variants import NANO
 from weft.fast import swap
 from weft.fast.on_cpu import FusedTokenBlock
 from weft.fast.swap import FORMS, PLAIN, Fused, import_forms
@@ -24,7 +25,6 @@ from weft.kernels.ops import op
 from weft.models import ce, ceit, cetnet, cvt, vitae
 from weft.models.vt import VisualTransformer
 
-NANO = ("ceit_nano", "cvt_nano", "cetnet_nano", "vitae_nano", "vt_resnet_nano")
 SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in NANO},
     "ceit without norms": ("ceit_nano", dict(leff_norm=False)),

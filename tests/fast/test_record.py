@@ -16,13 +16,12 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from tests.conftest import randomise
 from tests.helpers.fake_graphs import State, install
+from tests.helpers.variants import NANO
 from weft.fast import graphs, record, rehearse, swap
 from weft.fast.record import IN_A_ROW, MOST, Recordings
 from weft.fast.swap import Fused
 from weft.kernels import switch
 from weft.kernels.ops import op
-
-NAMES = ["ceit_nano", "cetnet_nano", "cvt_nano", "vitae_nano", "vt_resnet_nano"]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +81,7 @@ def check(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-8, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NANO)
 def test_replayed_blocks_equal_plain_ones(name):
     fast, plain = make(name)
     before = list(fast.parameters())
