@@ -280,7 +280,7 @@ def stops_before_training(monkeypatch, data: Path, out: Path, *words: str, optio
     assert (code, err) == (1, ""), text
     errors = "\n".join(text.partition("error: ")[2:])
     assert all(word in errors for word in words), text
-    monkeypatch.setattr(session, "Sitting", None)
+    monkeypatch.setattr("weft.run.start.RunSession", None)
     refused(command("train", data, "--out", out, "--device", "cpu", *options), *words[:1])
     assert not out.exists()
 
