@@ -65,7 +65,7 @@ def measure(name: str, head: str, size: int, batch: int, steps: int, device: tor
     config = override(Config(), {"augment.img_size": size, "augment.long_side": size, "model.head": head})
     preprocessing = Preprocessing((size, size), 3, 8, (0.5,) * 3, (0.25,) * 3, "bilinear", 1.0, "fit", 2**30)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    facts = TaskFacts(classes, preprocessing, device, dtype, has_shapes=head == "mask-rcnn")
+    facts = TaskFacts(classes, preprocessing, device, dtype)
     task = make_task("detect" if detect else "segment", config, facts)
     torch.manual_seed(0)
     spec = DenseSpec(task.name, name, {}, 3, head, {}, classes)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weft.models.weights.host import load_host
     from weft.run.predictor import load
     from weft.run.result import Run
-from weft.run.train import train
+    from weft.run.train import train
 
 __all__ = [
     "Run",

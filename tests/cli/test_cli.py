@@ -1,5 +1,6 @@
 """The command: quick to answer, one line for a mistake, tables for people and JSON for machines."""
 
+import importlib
 import json
 import re
 import resource
@@ -101,7 +102,19 @@ print(len(timm.list_models("cvt_*")))
 
 
 def test_import_alone_is_cheap():
-    assert run(code="import weft, sys; assert 'torch' not in sys.modules").returncode == 0
+    code = "import sys, weft; print(sorted(m for m in sys.modules if m.startswith(('weft.', 'torch', 'timm'))))"
+    assert run(code=code).stdout.strip() == "['weft.version']"
+
+
+def test_the_former_name_of_explain_gives_the_same_things():
+    """And is no package, so that no module of `weft.explain` is ever loaded twice."""
+    import weft.analysis
+    import weft.explain
+
+    assert dir(weft.analysis) == dir(weft.explain) == sorted(weft.explain.__all__)
+    assert all(getattr(weft.analysis, name) is getattr(weft.explain, name) for name in weft.explain.__all__)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("weft.analysis.similarity")
 
 
 def test_models_json():

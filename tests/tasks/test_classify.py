@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from tests.conftest import randomise
 from weft.config import LossConfig
+from weft.data.sampler import balance_weights
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
-from weft.tasks.classify.loss import balance_weights, make_loss
+from weft.tasks.classify.loss import make_loss
 from weft.tasks.classify.metrics import ClassifyMeter
 
 COUNTS = np.array([50, 30, 15, 5, 0])

@@ -46,8 +46,9 @@ def no_objects() -> Objects:
 
 
 def a_task(has_shapes=True, **values) -> Detect:
-    config = override(Config(), SETTINGS | values)
-    return Detect(config, TaskFacts(CLASSES, FIT, torch.device("cpu"), has_shapes=has_shapes))
+    head = "mask-rcnn" if has_shapes else "faster-rcnn"
+    config = override(Config(), {"model.head": head} | SETTINGS | values)
+    return Detect(config, TaskFacts(CLASSES, FIT, torch.device("cpu")))
 
 
 # Average precision ------------------------------------------------------------------------------------------------

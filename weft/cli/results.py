@@ -3,17 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from weft.cli.options import Flag, Keys, OutFile, check_out, progress_of, settings_of, write_out
 from weft.errors import WeftError, check_positive, check_writable
 
-if TYPE_CHECKING:
-    pass
-
-SCORE = 0.5
+SCORE = 0.5  # as `weft.run.predictor` has it, which the help must not import
 
 
 def evaluate(

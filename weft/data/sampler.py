@@ -97,3 +97,17 @@ def _cumulated(weights: np.ndarray, count: int) -> np.ndarray:
         raise WeftError(f"weights must be {count} numbers of at least 0, one for each picture, and not all 0.")
     sums = np.cumsum(weights)
     return sums / sums[-1]
+
+
+def balance_weights(labels: np.ndarray, multilabel: bool) -> np.ndarray:
+    """(N,) how often to draw each picture so that the classes come equally often; 1 on average.
+
+    A picture of several classes counts as one of its rarest; those of no class are a class of their own.
+    """
+    if multilabel:
+        labels = np.concatenate([labels, ~labels.any(axis=1, keepdims=True)], axis=1).astype(bool)
+        frequency = np.where(labels, labels.sum(axis=0), len(labels)).min(axis=1)
+    else:
+        frequency = np.bincount(labels)[labels]
+    weights = 1 / frequency
+    return weights / weights.mean()

@@ -1,6 +1,6 @@
 """Using what was trained: `weft.load(folder).predict(pictures)`.
 
-PictureSource are read through the loader, the preprocessing and the batches of training's validation, so all agree.
+Pictures are read through the loader, the preprocessing and the batches of training's validation, so all agree.
 """
 
 import os
@@ -13,7 +13,7 @@ import numpy as np
 import timm
 import timm.data
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.given import GivenPictures, Progress
@@ -27,7 +27,6 @@ from weft.explain.subject import Subject
 from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
 from weft.tasks.choose import LONG_SIDE
-from weft.tasks.detect.choose import WITH_SHAPES
 from weft.tasks.registry import UNNAMED, task_class
 from weft.tasks.task import Task, TaskFacts
 
@@ -120,7 +119,8 @@ class Predictor:
     def _answers(self, pictures: Any) -> list[Any]:
         """An answer to each picture, or one line on why there is none."""
         try:
-            return list(self.infer(pictures))
+            answers = self.infer(pictures)
+            return list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -192,7 +192,8 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
             dtype = pick_precision(config.run, where)
         if config.run.channels_last:
             model.to(memory_format=torch.channels_last)
-    config = override(config, settings or {})
+    used = {"model.head": entry["head"]} if "head" in entry else {}
+    config = override(config, {**used, **(settings or {})})
     preprocessing = entry.get("preprocessing")
     preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
     if config.test.short_side and not kind.whole_pictures:
@@ -204,7 +205,6 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         device=where,
         dtype=dtype,
         multilabel=bool(entry.get("multilabel", False)),
-        has_shapes=entry.get("head") == WITH_SHAPES,
     )
     task = kind(config, facts)
     task.set_up(model)

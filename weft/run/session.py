@@ -19,7 +19,7 @@ import torch
 from weft.config import Config, to_yaml
 from weft.data.loader import check_shared_memory
 from weft.data.preprocessing import Preprocessing
-from weft.data.sampler import SamplingPlan
+from weft.data.sampler import SamplingPlan, balance_weights
 from weft.data.sources.source import fingerprint
 from weft.data.split import save_split
 from weft.engine.checkpoint import restore
@@ -46,10 +46,7 @@ from weft.run.data import RunData
 from weft.run.evaluate import evaluate
 from weft.run.predictor import load
 from weft.run.result import Run
-from weft.run.teacher import open_teacher
-from weft.tasks.classify.distill import Distillation
-from weft.tasks.classify.loss import balance_weights
-from weft.tasks.detect.choose import WITH_SHAPES
+from weft.run.teacher import make_distillation
 from weft.tasks.registry import make_task
 from weft.tasks.task import Task, TaskFacts
 
@@ -209,27 +206,15 @@ class RunSession:
             device=self.world.device,
             dtype=self.dtype,
             multilabel=source.multilabel,
-            has_shapes=config.model.head == WITH_SHAPES,
             labels=source.labels[self.data.split.train],
             pixel_counts=self.data.report.pixels or None,
-            distillation=self.make_distillation() if config.loss.teacher else None,
+            distillation=make_distillation(config.loss, source, self.preprocessing, self.world.device),
         )
         task = make_task(source.task, config, facts)
         height, width = task.training_size
         one = self.preprocessing.channels * height * width * self.preprocessing.depth // 8
         check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
         return task
-
-    def make_distillation(self) -> Distillation:
-        config, source, device = self.config.loss, self.data.source, self.world.device
-        return Distillation(
-            config,
-            open_teacher(config.teacher, device),
-            classes=source.classes,
-            preprocessing=self.preprocessing,
-            device=device,
-            multilabel=source.multilabel,
-        )
 
     # Training and what follows ----------------------------------------------------------------------------------
 

@@ -17,9 +17,6 @@ from weft.run.predictor import load, timms_preprocessing
 SEED = 0  # of random weights
 
 
-# Subjects -----------------------------------------------------------------------------------------------------------
-
-
 def open_subjects(run: str, against: str = "", device: str = "auto") -> list[Subject]:
     """The model of a run, and the one it is shown beside: each a run or model folder, or the name of a model."""
     first = open_subject(run, device)

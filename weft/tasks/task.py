@@ -34,8 +34,7 @@ class TaskFacts:
     device: torch.device  # where the model is
     dtype: torch.dtype = torch.float32  # what its products are computed in
     multilabel: bool = False  # classify: whether a picture may have several classes
-    has_shapes: bool = False  # detect: whether there are shapes and not only boxes
-    labels: np.ndarray | None = None  # classify: those of the training pictures, for classes that are rare
+    labels: np.ndarray | None = None  # of the training pictures; None: nothing is trained
     pixel_counts: list[int] | None = None  # segment: training pixels of each class, for the same
     distillation: Callable[[Tensor, Tensor, float], Tensor] | None = None  # classify: a loss to be added
 

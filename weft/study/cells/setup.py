@@ -1,4 +1,4 @@
-"""RunData and settings that all trainings of a study share: opened once, and decided once where nobody said."""
+"""Data and settings that all trainings of a study share: opened once, and decided once where nobody said."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,7 +12,6 @@ from weft.run.evaluate import find_pictures
 from weft.run.predictor import Predictor, load
 from weft.study.search.space import Point
 from weft.study.search.supernet import Supernet, recalibrate
-from weft.tasks.classify.evaluate import ClassifyEvaluation
 
 SCORED = 2000  # validation pictures that a network is scored on, at most: they stay in memory
 CALIBRATION = 8  # batches of training pictures from which a network's BatchNorm gets its statistics
@@ -36,17 +35,16 @@ class SupernetScorer:
             batches = eval_batches(source, predictor.preprocessing, chosen, **common)
             return [batch for batch in batches if len(batch.pictures)]
 
-        self.calibration, self.judged = read(train, CALIBRATION * BATCH), read(val, SCORED)
+        self.source, self.calibration, self.scored = source, read(train, CALIBRATION * BATCH), read(val, SCORED)
+        self.scored_indices = np.concatenate([batch.index.numpy() for batch in self.scored])
 
     def __call__(self, point: Point) -> dict[str, Any]:
         """The metrics of `weft eval` for the network at a point."""
-        whole, network = self.predictor, self.supernet.subnet(point)
-        task = whole.task
+        task, network = self.predictor.task, self.supernet.subnet(point)
         with torch.autocast(task.device.type, task.dtype, enabled=task.dtype != torch.float32):
             pictures = (batch.pictures.to(task.device) for batch in self.calibration)
             recalibrate(network, (task.preprocessing.normalise(batch) for batch in pictures))
-        judge = Predictor(network, task)
-        logits = np.concatenate([judge.infer(batch.pictures).float().cpu().numpy() for batch in self.judged])
-        labels = np.concatenate([batch.labels.numpy() for batch in self.judged])
-        labels = labels.astype(bool) if whole.multilabel else labels
-        return ClassifyEvaluation([""] * len(labels), whole.classes, whole.multilabel, logits, labels).metrics()
+        predictor, collector = Predictor(network, task), task.collector(self.source, self.scored_indices)
+        for batch in self.scored:
+            collector.update(predictor.infer(batch.pictures), batch)
+        return collector.evaluation().metrics()

@@ -41,13 +41,9 @@ class Distillation:
         classes: Sequence[str],
         preprocessing: Preprocessing,
         device: torch.device,
-        multilabel: bool = False,
     ):
+        check_distillation(config, teacher.multilabel)
         self.hard, self.temperature = config.distill == "hard", config.temperature
-        if self.temperature <= 0:
-            raise WeftError(f"loss.temperature={self.temperature:g} is no positive number.")
-        if multilabel or teacher.multilabel:
-            raise WeftError(f"loss.teacher={config.teacher}: distillation needs one label per picture.")
         _check_classes(config.teacher, teacher.classes, classes)
         own = teacher.preprocessing
         if own.channels != preprocessing.channels:
@@ -80,6 +76,14 @@ class Distillation:
             x = F.interpolate(x, self.size, mode="bicubic", antialias=True)
         with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
             return self.teacher(x).float()
+
+
+def check_distillation(config: LossConfig, multilabel: bool) -> None:
+    """Raises for a temperature that is none, and where the data or the teacher have several labels per picture."""
+    if config.temperature <= 0:
+        raise WeftError(f"loss.temperature={config.temperature:g} must be a positive number.")
+    if multilabel:
+        raise WeftError(f"loss.teacher={config.teacher}: distillation needs one label per picture.")
 
 
 def _check_classes(name: str, known: Sequence[str], classes: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ from weft.data.sources.renamed import relabelled
 from weft.data.sources.source import Source
 from weft.errors import WeftError
 from weft.report.text import columns, confusion_line
-from weft.tasks.classify.metrics import ClassifyMeter, average_precisions, mean_over, micro_f1
+from weft.tasks.classify.metrics import ClassifyMeter, average_precisions, micro_f1
+from weft.tasks.metrics import mean_over
 
 BINS = 15  # of equal width, for the calibration error
 MATRIX_CLASSES = 200  # with more classes only the most confused pairs are kept

@@ -47,20 +47,6 @@ def make_loss(
     return _Loss(binary)
 
 
-def balance_weights(labels: np.ndarray, multilabel: bool) -> np.ndarray:
-    """(N,) how often to draw each picture so that the classes come equally often; 1 on average.
-
-    A picture of several classes counts as one of its rarest; those of no class are a class of their own.
-    """
-    if multilabel:
-        labels = np.concatenate([labels, ~labels.any(axis=1, keepdims=True)], axis=1).astype(bool)
-        frequency = np.where(labels, labels.sum(axis=0), len(labels)).min(axis=1)
-    else:
-        frequency = np.bincount(labels)[labels]
-    weights = 1 / frequency
-    return weights / weights.mean()
-
-
 def _class_weights(counts: Tensor) -> Tensor:
     """Inverse frequency, 1 on average over the pictures; a class without pictures gets 1."""
     present = (counts > 0).sum()

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.data.loader import Batch
+from weft.tasks.metrics import mean_over
 
 LOSS_UNIT = 2.0**-24
-
-
 WORST_LOSS = 10_000.0  # of one picture: what an infinite or undefined loss counts, so that a mean exists
 
 
@@ -125,11 +124,6 @@ def _average_precision(scores: np.ndarray, truth: np.ndarray) -> float:
 def micro_f1(predicted: np.ndarray, truth: np.ndarray) -> float:
     """F1 over all decisions of all classes together."""
     return float(2 * (predicted & truth).sum() / max(predicted.sum() + truth.sum(), 1))
-
-
-def mean_over(values: np.ndarray, which: np.ndarray) -> float:
-    """Mean of the values at `which`; 0 where there is none."""
-    return float(values[which].mean()) if which.any() else 0.0
 
 
 def _gather(rows: Tensor, device: torch.device, group: dist.ProcessGroup | None) -> list[Tensor]:

@@ -20,8 +20,8 @@ class Prediction:
 
 
 def named(name: str, logits: Tensor, classes: list[str], top: int, multilabel: bool) -> Prediction:
-    """The `top` likeliest of (classes,) logits."""
-    scores = logits.float().cpu().double()
+    """The `top` likeliest of (classes,) float32 logits on the host."""
+    scores = logits.double()
     probabilities = scores.sigmoid() if multilabel else scores.softmax(0)
     values, order = probabilities.sort(descending=True, stable=True)
     return Prediction(name, [classes[c] for c in order[:top].tolist()], values[:top].tolist())

@@ -18,7 +18,7 @@ from weft.data.sources.source import Source
 from weft.report.run import RunReport
 from weft.tasks.classify import choose
 from weft.tasks.classify.evaluate import ClassifyCollector
-from weft.tasks.classify.loss import Loss, make_loss
+from weft.tasks.classify.loss import make_loss
 from weft.tasks.classify.metrics import ClassifyMeter, count_hits
 from weft.tasks.classify.predict import LabelWriter, Prediction, named
 from weft.tasks.classify.report import classify_values
@@ -40,17 +40,18 @@ class Classify:
         self.config, self.classes, self.multilabel = config, facts.classes, facts.multilabel
         self.preprocessing, self.device, self.dtype = facts.preprocessing, facts.device, facts.dtype
         self.score = "map" if self.multilabel else "top1"
-        self.augmentation = Augmentation(config.augment, self.preprocessing)
-        on_device = config.augment.policy and config.augment.on_device == "yes"
-        self.policy = DevicePolicy(config.augment, self.preprocessing) if on_device else None
-        self.mix = BatchAugmentation(config.augment, config.loss.smoothing, len(self.classes), self.multilabel)
-        self.label_loss, self.distillation = self._make_loss(facts.labels), facts.distillation
+        if facts.labels is not None:  # else nothing is trained, and settings of training do not matter
+            self._prepare_training(facts.labels)
+            self.distillation = facts.distillation
 
-    def _make_loss(self, labels: np.ndarray | None) -> Loss:
-        """The loss for training pictures with these labels; None: nothing is trained."""
-        classes, multilabel = len(self.classes), self.multilabel
-        labels = np.zeros((0, classes) if multilabel else 0, np.int64) if labels is None else labels
-        return make_loss(
+    def _prepare_training(self, labels: np.ndarray) -> None:
+        """Raises where settings do not fit the pictures. `labels`: of those that train."""
+        augment, classes, multilabel = self.config.augment, len(self.classes), self.multilabel
+        self.augmentation = Augmentation(augment, self.preprocessing)
+        on_device = augment.policy and augment.on_device == "yes"
+        self.policy = DevicePolicy(augment, self.preprocessing) if on_device else None
+        self.mix = BatchAugmentation(augment, self.config.loss.smoothing, classes, multilabel)
+        self.label_loss = make_loss(
             self.config.loss,
             multilabel=multilabel,
             class_counts=labels.sum(0) if multilabel else np.bincount(labels, minlength=classes),

@@ -39,7 +39,8 @@ class Detect:
 
     def __init__(self, config: Config, facts: TaskFacts):
         self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
-        self.device, self.dtype, self.has_shapes = facts.device, facts.dtype, facts.has_shapes
+        self.device, self.dtype = facts.device, facts.dtype
+        self.has_shapes = config.model.head == choose.WITH_SHAPES
         self.augmentation = DetectAugmentation(config.augment, self.preprocessing)
         self.score = "mask_ap" if self.has_shapes else "box_ap"
 

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from weft.data.loader import Batch
 from weft.data.masks.values import IGNORE
-from weft.tasks.classify.metrics import mean_over
+from weft.tasks.metrics import mean_over
 from weft.tasks.segment.losses import resized
 
 LOSS_UNIT = 2.0**-16  # of a picture's summed loss
-
-
 LEAST_PROBABILITY = 2.0**-126  # the smallest that float32 holds precisely; what is not even a number counts as this
 
 

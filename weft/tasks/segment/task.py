@@ -194,6 +194,3 @@ def pixel_accuracies(logits: Tensor, masks: Tensor) -> Tensor:
     valid = truth != IGNORE
     right = (logits.argmax(dim=1) == truth) & valid
     return right.sum(dim=(1, 2)) / valid.sum(dim=(1, 2)).clamp(min=1)
-
-
-# Metrics ----------------------------------------------------------------------------------------------------------
