@@ -22,6 +22,6 @@ def report_bad_files(run: TrainingRun, bad: list[tuple[int, str]]) -> None:
 def _too_many(bad: dict[str, str], count: int, limit: float) -> WeftError:
     first = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:3])
     return WeftError(
-        f"{len(bad)} of {count} pictures cannot be read, more than {limit:.0%} ({first}); mend or remove them"
+        f"{len(bad)} of {count} pictures cannot be read, more than {limit:.0%} ({first}); repair or remove them"
         " (`weft check` lists all), or allow more with --data.bad_files."
     )

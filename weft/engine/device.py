@@ -1,4 +1,4 @@
-"""Where a run computes: device, precision, and the other processes that torchrun started.
+"""The place where a run computes: device, precision, and the other processes that torchrun started.
 
 Gradients are averaged by one all-reduce after the backward pass, not by a wrapper around the model that reduces while
 it runs: a process that ran out of memory, met a NaN or was asked to stop can then say so in the same message, so
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from weft.config import RunConfig
 from weft.errors import WeftError
+from weft.words import many
 
 MIN_UNIT_PARAMETERS = 10_000  # for which a message of their own pays in a sharded model
 TIMEOUT = timedelta(minutes=30)  # with other processes, such as one that writes the report
@@ -99,15 +100,15 @@ class World:
                 local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
                 if local >= count:
                     raise WeftError(
-                        f"Process {local} of this machine has no GPU of its own ({count} found);"
-                        " start torchrun with --nproc-per-node at most that, or with --device cpu."
+                        f"Process {local} on this machine has no GPU of its own ({count} found);"
+                        f" start torchrun with --nproc-per-node {count} at most, or weft with --device cpu."
                     )
                 device = torch.device("cuda", local)
                 torch.cuda.set_device(device)
         return replace(self, device=device)
 
     def barrier(self) -> None:
-        """Until everybody is here."""
+        """Waits until every process is here."""
         if self.size > 1:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
@@ -137,7 +138,7 @@ def process_group() -> Iterator[World]:
 
 
 def _rendezvous(rank: int, size: int) -> dist.Store:
-    """Where the processes of this attempt, and no dead ones of an earlier attempt, exchange their addresses.
+    """A store in which the processes of this attempt, and no dead ones of an earlier one, exchange their addresses.
 
     torchrun's own store lives through its restarts, with all that the dead left in it, and machines need not agree on
     the number of restarts. So everybody says hello with a name never used before, and the main process, which cannot
@@ -160,7 +161,7 @@ def _rendezvous(rank: int, size: int) -> dist.Store:
         time.sleep(0.02)
         missing = {other for other in missing if not store.check([f"{me} {other}"])}
         if time.monotonic() - start > TIMEOUT.total_seconds():
-            raise WeftError(f"{len(missing)} of {size} processes did not come; look at what they say.")
+            raise WeftError(f"{len(missing)} of {size} processes did not join; look at their output.")
     return dist.PrefixStore(me, store)
 
 
@@ -171,8 +172,9 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise WeftError(f"run.device={name!r} does not exist; choose auto, cpu, cuda or cuda:N.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise WeftError(f"run.device={name!r}: this machine has {torch.cuda.device_count()} GPUs; try auto or cpu.")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise WeftError(f"run.device={name!r}: this machine has {many(count, 'GPU')}; try auto or cpu.")
     return device
 
 
@@ -221,7 +223,7 @@ def shard_model(model: nn.Module, world: World) -> None:
     from torch.distributed.fsdp import fully_shard
 
     if world.size == 1:
-        raise WeftError("run.fsdp spreads a model over several processes; start the command with torchrun.")
+        raise WeftError("run.fsdp shards a model over several processes; start the command with torchrun.")
     for unit in fsdp_units(model, num_parameters(model) // 4):
         fully_shard(unit)
     fully_shard(model)

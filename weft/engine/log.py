@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -99,14 +99,14 @@ class Screen:
             self._line_at = time.monotonic()
             self.say(f"epoch {epoch}/{self.total_epochs}  {done}/{steps}  {text}")
 
-    def epoch(self, row: dict[str, Any]) -> None:
-        """The line that stays when an epoch is over."""
+    def epoch(self, row: dict[str, Any], metrics: Mapping[str, str]) -> None:
+        """The line that stays when an epoch is over. `metrics`: what of its validation is shown, and by which name."""
         text = f"epoch {row['epoch']}/{self.total_epochs}  train loss {row['train_loss']:.3f}"
-        names = {"val_loss": "val loss", "val_top1": "top-1", "val_top5": "top-5", "val_map": "mAP", "val_f1": "F1"}
-        names |= {"val_miou": "mIoU", "val_pixel_accuracy": "pixels", "val_box_ap": "box AP", "val_mask_ap": "mask AP"}
-        for key, name in names.items():
-            if key in row:
-                text += f"  {name} " + (f"{row[key]:.3f}" if "loss" in key else f"{row[key]:.2%}")
+        if "val_loss" in row:
+            text += f"  val loss {row['val_loss']:.3f}"
+        for key, name in metrics.items():
+            if f"val_{key}" in row:
+                text += f"  {name} {row[f'val_{key}']:.2%}"
         self.say(f"{text}  {format_duration(row['seconds'])}" + ("  *" if row["best"] else ""))
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class Trainer:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise WeftError(
-                "BatchNorm cannot train on one picture at a time whose maps end as one position; choose a larger"
+                "BatchNorm cannot train on a single picture whose feature maps shrink to one position; choose a larger"
                 " --batch and --run.micro_batch, or a larger --img-size."
             ) from None
         return None
@@ -199,7 +199,7 @@ class Trainer:
         return totals
 
     def count_micro_batches(self, batch: Batch) -> int:
-        """How many portions a batch is computed in; in lockstep the same number in each process."""
+        """The number of portions that a batch is computed in; in lockstep the same number in each process."""
         if not self.in_lockstep:
             return math.ceil(max(1, len(batch.pictures)) / self.progress.micro_batch)
         fewest, most = self.config.run.batch // self.world.size, math.ceil(self.config.run.batch / self.world.size)
@@ -281,7 +281,7 @@ class Trainer:
         row |= {f"val_{key}": value for key, value in result.items()}
         row |= {"lr": self.set_learning_rate(self.progress.step - 1), "seconds": self.run.elapsed(), "best": best}
         self.run.log(row)
-        self.run.screen.epoch(row)
+        self.run.screen.epoch(row, self.task.shown_metrics)
         self.progress.validated = epoch
         self.progress.epoch_loss, self.progress.epoch_steps = 0.0, 0
         if due:

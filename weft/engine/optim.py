@@ -134,7 +134,8 @@ def freeze(model: nn.Module, what: str) -> int:
         chosen = list(_parameters(model, word))
         if not chosen:
             parts = {".".join(name.split(".")[:depth]) for name in names for depth in (1, 2, 3)}
-            raise WeftError(f"model.freeze={word!r} is the beginning of no parameter name." + did_you_mean(word, parts))
+            text = f"model.freeze={word!r}: no parameter has a name that begins with it."
+            raise WeftError(text + did_you_mean(word, parts))
         for parameter in chosen:
             parameter.requires_grad_(False)
     for module in model.modules():

@@ -28,7 +28,7 @@ def roll_back(run: TrainingRun, failure: StepFailed) -> None:
     text = _describe(run, failure, file)
     skipped = [*run.progress.skipped, step]
     if len(skipped) > MAX_SKIPPED:
-        run.world.fail(WeftError(f"{text}. That was batch {len(skipped)} of this kind; try a smaller --optim.lr."))
+        run.world.fail(WeftError(f"{text}. {len(skipped)} batches have failed in this way; try a smaller --optim.lr."))
     restore(run)
     run.progress.skipped = skipped
     run.event(f"{text}: back to step {run.progress.step}, without that batch")

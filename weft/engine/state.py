@@ -40,7 +40,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of
 
 @dataclass
 class RunProgress:
-    """How far a run is: all that changes besides tensors."""
+    """The progress of a run: all that changes besides tensors."""
 
     total_steps: int = 0  # where it ends
     stretch: float = 1.0  # of the schedule, to what a time budget allows
@@ -58,7 +58,7 @@ class RunProgress:
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling of fp16
 
     def is_better(self, score: float | None, loss: float | None) -> bool:
-        """Than the kept model; of equal ones that with the smaller loss and, where there is none, the later one."""
+        """Whether a model beats the kept one: of equal ones that with the smaller loss or, without one, the later."""
         if self.best is None or score is None or score != self.best:
             return self.best is None or score is None or score > self.best
         return loss is None or self.best_loss is None or loss < self.best_loss
@@ -109,7 +109,7 @@ def write_state(run: Path, tensors: dict[str, Tensor], progress: RunProgress, fa
 
 def save_error(run: Path, error: OSError) -> WeftError:
     what = "the disk is full" if error.errno in DISK_FULL else str(error)
-    then = f" The last saved state is intact; make room, then: weft train --resume {run}"
+    then = f" The last saved state is intact; free some space, then: weft train --resume {run}"
     return WeftError(f"{run} could not be saved: {what}.{then if (run / STATE).exists() else ''}")
 
 
@@ -122,12 +122,12 @@ def read_header(run: Path) -> dict[str, Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["weft"])
         if header["format"] != FORMAT:
-            raise WeftError(f"{path} has format {header['format']}, and this version of Weft reads {FORMAT}.")
+            raise WeftError(f"{path} has format {header['format']}; this version of Weft reads format {FORMAT}.")
         header["progress"] = RunProgress(**header["progress"])
     except WeftError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        raise WeftError(f"{path} is truncated or no state of a run ({type(error).__name__}).") from error
+        raise WeftError(f"{path} is truncated, or not the state of a run ({type(error).__name__}).") from error
     return header
 
 
@@ -157,7 +157,7 @@ def _load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> 
     found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     different = sorted(own.keys() ^ found.keys()) or [k for k in own if own[k].shape != found[k].shape]
     if different:
-        raise WeftError(f"The state holds another model: {', '.join(different[:3])} differ.")
+        raise WeftError(f"The state belongs to another model: {', '.join(different[:3])} differ.")
     module.load_state_dict({key: _laid_out_like(own[key], value) for key, value in found.items()})
 
 
@@ -222,7 +222,7 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def last_lock_holder(run: Path) -> str:
-    """Who locked a folder last, or still does."""
+    """The process that locked a folder last, or still does."""
     try:
         return (run / LOCK).read_text(encoding="utf-8")
     except OSError:

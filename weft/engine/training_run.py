@@ -65,7 +65,7 @@ class TrainingRun:
         self.screen.say(text)
 
     def seed(self, step: int) -> int:
-        """Of all that this process draws for whole batches, and of drop path and dropout."""
+        """The seed of all that this process draws for whole batches, and of drop path and dropout."""
         return step_seed(self.config.run.seed, step, self.world.rank)
 
     def first_batch(self) -> Batch:

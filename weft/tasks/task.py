@@ -130,6 +130,7 @@ class Task(Protocol):
     largest_batch: ClassVar[int]  # that is chosen where nobody said
     can_replay: ClassVar[bool]  # whether `loss` gives the model one tensor, and launches depend on its shape alone
     counts_hits: ClassVar[bool]  # whether an answer is right or wrong, so that training has an accuracy
+    shown_metrics: ClassVar[dict[str, str]]  # the parts of `Meter.result` that a terminal shows, and their names
     eval_batch: ClassVar[int]  # pictures at once in validation, `weft eval` and `weft predict`
 
     classes: list[str]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class Classify:
     choices, whole_pictures, writes_pictures = choose, True, False
     scores_classes, per_pixel = True, False
     largest_batch, eval_batch, counts_hits = 256, EVAL_BATCH, True
+    shown_metrics: ClassVar[dict[str, str]] = {"top1": "top-1", "top5": "top-5", "map": "mAP", "f1": "F1"}
     can_replay = True
 
     def __init__(self, config: Config, facts: TaskFacts):

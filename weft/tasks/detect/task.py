@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class Detect:
     choices, whole_pictures, writes_pictures = choose, False, True
     scores_classes, per_pixel = False, False
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, False
+    shown_metrics: ClassVar[dict[str, str]] = {"box_ap": "box AP", "mask_ap": "mask AP"}
     can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
     multilabel = False
 

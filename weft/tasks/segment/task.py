@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ class Segment:
     choices, whole_pictures, writes_pictures = choose, False, True
     scores_classes, per_pixel = True, True
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, True
+    shown_metrics: ClassVar[dict[str, str]] = {"miou": "mIoU", "pixel_accuracy": "pixels"}
     can_replay = True
     score, multilabel = "miou", False
 
