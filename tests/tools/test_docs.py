@@ -95,6 +95,42 @@ def test_index_leads_to_every_page():
     assert {path.name for path in DOCS.iterdir()} == {*named, "index.md", "pictures"}
 
 
+def test_map_is_complete():
+    """CONTRIBUTING names every file of the package under its folder, and none that is not there.
+
+    Each line has names and, after two blanks or more, a remark. What `name/` holds stands below it, further in.
+    """
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("    weft/\n")[2].partition("    tests/")[0]
+    named: dict[str, set[str]] = {"weft": set()}
+    folders = ["weft"]
+    for line in text.splitlines():
+        names = line.strip().partition("  ")[0].split()
+        del folders[(len(line) - len(line.lstrip())) // 2 - 2 :]
+        named.setdefault("/".join(folders), set()).update(name.removesuffix("/") for name in names)
+        folders += [names[0].removesuffix("/")]
+    files = {path for path in (ROOT / "weft").rglob("*.py") if path.stem != "__init__"}
+    for path in [*files, *{path.parent for path in files}]:
+        home = path.parent.relative_to(ROOT).as_posix()
+        if home not in ("weft/kernels/ops", "weft/kernels/triton", "."):  # operations are many, a file for each
+            assert path.stem in named[home], path
+    for home, names in named.items():
+        there = {path.name.removesuffix(".py") for path in (ROOT / home).iterdir()}
+        assert names <= there, home
+
+
+def test_paths_and_names_of_contributing_exist():
+    """`weft/files.py` is there, and `NAME` in `weft/files.py` is in it; NAME stands for what somebody adds."""
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    paths = re.findall(r"`((?:weft|tests|tools|docs|benchmarks)/[\w./-]*)`", text)
+    assert len(paths) > 40
+    for path in paths:
+        assert (ROOT / path).exists() or "NAME" in path, path
+    pairs = re.findall(r"`(\w+)`(?: \(and `\w+`\))? (?:in|of) `((?:weft|tests)/[\w/]+\.py)`", text)
+    assert len(pairs) > 10
+    for name, path in pairs:
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), (name, path)
+
+
 def test_changelog_has_this_version():
     """A place for what comes next, then dated versions, the newest of them this one, each once and in order."""
     first, *rest = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)

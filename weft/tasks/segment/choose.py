@@ -8,6 +8,7 @@ import torch
 from weft.config import Config
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
+from weft.heads import SEGMENTERS
 from weft.tasks.choose import (
     check_dense_settings,
     check_head,
@@ -17,7 +18,7 @@ from weft.tasks.choose import (
     usual_side,
 )
 
-HEADS = ("fpn", "vt-fpn", "upernet")
+HEADS = SEGMENTERS
 WINDOW = 512  # side of the window that training cuts out, at most
 
 
