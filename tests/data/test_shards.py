@@ -17,12 +17,6 @@ from weft.data.sources import shards
 from weft.data.sources.open import open_source
 from weft.errors import WeftError
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 member_names = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="\0/\\.:", exclude_categories=["Cs"]), min_size=1).map(
         lambda name: name * (1 + 150 // len(name.encode())) if len(name) % 3 == 0 else name

@@ -301,3 +301,11 @@ def test_a_stored_split_is_small(tmp_path):
 def test_the_demo_is_split_as_it_comes():
     split = make_split(open_source("demo:fashion"), DataConfig(), 0)
     assert (len(split.train), len(split.val), len(split.test)) == (6000, 1000, 0)
+
+
+def test_json_of_a_split_is_small_and_legible(tmp_path):
+    source = open_source("demo:fashion")
+    save_split(make_split(source, DataConfig(), 0), source, tmp_path / "split.json")
+    content = json.loads((tmp_path / "split.json").read_text())
+    assert content["rest"] == "train"
+    assert content["val"]["val/"][:2] == ["0", "1"]

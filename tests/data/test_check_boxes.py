@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_boxes import SQUARE, coco, one, pictures, thing, voc_object, voc_xml
+from tests.helpers.made_boxes import SQUARE, coco, one, pictures, thing, voc_object, voc_xml
 from weft.data.boxes import annotations, voc, yolo
 from weft.data.boxes import coco as boxes
 from weft.data.boxes.coco import open_boxes, open_coco
