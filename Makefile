@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= auto
+# Neighbours stay in one process, where they share their fixtures.
+SHARED := -n $(JOBS) --dist worksteal
 
 .PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog dist docs gallery bench bench-loader pictures-given bench-gpu clean
 .DEFAULT_GOAL := help
@@ -22,10 +24,10 @@ demo-detect: $(INSTALLED) ## find and outline each cell nucleus (about five minu
 	$(BIN)/weft demo detect
 
 test: lint timm-tests ## lint, types and tests (about ten minutes on two cores)
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest $(SHARED)
 
 lint: $(INSTALLED) ## ruff and pyright
 	$(BIN)/ruff check .

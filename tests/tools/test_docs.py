@@ -27,6 +27,7 @@ from weft.cli.app import app, take_keys
 from weft.config import known_keys
 from weft.data.check.check import check
 from weft.data.sources.open import open_source
+from weft.models.registry import FAMILIES
 from weft.run.recipes import recipe_file
 from weft.run.train import SHORT, name_settings
 
@@ -66,11 +67,16 @@ def span(text: ElementTree.Element) -> tuple[float, float]:
     return start, start + length
 
 
-@pytest.mark.parametrize("page", ["ceit", "vitae", "vt", "cvt", "cetnet", "baselines"])
-def test_every_family_has_a_page_with_pictures(page):
-    shown = re.findall(r"\(pictures/(\w+)\.svg\)", (DOCS / f"{page}.md").read_text())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_page_with_pictures(family):
+    """A page that points at the family's file and shows a picture; `docs/models.md` and the index lead to it."""
+    code = Path(FAMILIES[family].__file__ or "").relative_to(ROOT).as_posix()
+    (page,) = [page for page in DOCS.glob("*.md") if f"](../{code})" in page.read_text()]
+    shown = re.findall(r"\(pictures/(\w+)\.svg\)", page.read_text())
     assert shown
-    assert {*shown} <= {path.stem for path in PICTURES}
+    assert {*shown} <= {path.stem for path in MODELS}
+    for leading in ("models.md", "index.md"):
+        assert f"({page.name})" in (DOCS / leading).read_text()
 
 
 @pages
