@@ -1,4 +1,4 @@
-"""Kernels next to their twins on this GPU, with several launch parameters each: what is right, and what is fastest.
+"""Kernels next to their references on this GPU, with several launch parameters each: which are right, and fastest.
 
     python benchmarks/kernels.py [--only OPERATION...] [--out FILE]
 
@@ -307,7 +307,7 @@ def time_call(call: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine can do: bytes per second of a copy, read and written, and operations of a matrix product."""
+    """The rates of the machine: bytes per second of a copy, read and written, and operations of a matrix product."""
 
     copy: float
     matrix: float
@@ -334,19 +334,19 @@ def error_of(found: Any, wanted: Any, outputs: int | None) -> float:
 
 
 def measure(case: Case, rates: Rates) -> dict[str, Any]:
-    """A row: the times of the twin and of the fastest right candidate, and what was wrong."""
+    """A row: the times of the reference and of the fastest right candidate, and what was wrong."""
     args = case.inputs()
-    wanted = case.operation.plain(*args)
+    wanted = case.operation.reference(*args)
     moved = sum(t.nbytes for t in (*tensors_in(args), *tensors_in(wanted)))
     row = dict(operation=case.operation.name, shape=case.title, floor=moved / rates.copy, best=0.0, launch={}, wrong=[])
-    row["twin"] = time_call(lambda: case.operation.plain(*args))
+    row["reference"] = time_call(lambda: case.operation.reference(*args))
     for launch in case.candidates:
         with forced(launch):
             error = error_of(case.operation.run(*args), wanted, case.outputs)
             took = time_call(lambda: case.operation.run(*args))
-        if not error <= TOLERANCE or case.operation.refused:  # NaN, too
-            row["wrong"].append(f"{words(launch)}: off by {error:.1e}{', refused' * case.operation.refused}")
-            case.operation.refused = False
+        if not error <= TOLERANCE or case.operation.disabled:  # NaN, too
+            row["wrong"].append(f"{words(launch)}: off by {error:.1e}{', disabled' * case.operation.disabled}")
+            case.operation.disabled = False
         elif not 0 < row["best"] <= took:
             row |= dict(best=took, launch=launch)
     return row
@@ -356,7 +356,7 @@ def words(launch: Launch) -> str:
     return " ".join(f"{key}={value}" for key, value in launch.items()) or "as in the table"
 
 
-def rehearse(chosen: list[Case]) -> None:
+def run_all(chosen: list[Case]) -> None:
     for case in chosen:
         args = case.inputs()
         for launch in case.candidates:
@@ -372,15 +372,15 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this needs an NVIDIA GPU")
     chosen = [case for case in cases() if case.operation.name.startswith(tuple(args.only))]
-    compile_ahead(lambda: rehearse(chosen))
+    compile_ahead(lambda: run_all(chosen))
     rates, rows = measure_rates(torch.device("cuda")), []
-    print(f"{'operation':26} {'floor us':>9} {'best us':>9} {'twin us':>9} {'gain':>6}  shape: what was fastest")
+    print(f"{'operation':26} {'floor us':>9} {'best us':>9} {'ref us':>9} {'gain':>6}  shape: what was fastest")
     for case in chosen:
         row = measure(case, rates)
         rows.append(row)
         best = row["best"]
-        gain = f"{row['twin'] / best:6.2f}" if best else "  none"
-        times = " ".join(f"{1e6 * row[key]:9.1f}" for key in ("floor", "best", "twin"))
+        gain = f"{row['reference'] / best:6.2f}" if best else "  none"
+        times = " ".join(f"{1e6 * row[key]:9.1f}" for key in ("floor", "best", "reference"))
         print(f"{row['operation']:26} {times} {gain}  {row['shape']}: {words(row['launch'])}", flush=True)
         print("".join(f"    {line}\n" for line in row["wrong"]), end="", flush=True)
         torch.cuda.empty_cache()

@@ -17,9 +17,10 @@ from tests.conftest import randomise
 from tests.helpers.kernel_checks import DEVICE, random
 from tests.helpers.variants import NANO
 from weft.fast import swap
-from weft.fast.on_cpu import FusedTokenBlock
+from weft.fast.forms.vitae import FusedNormalCell
+from weft.fast.inference.on_cpu import FusedTokenBlock
+from weft.fast.precompile import dry_run, is_unhooked
 from weft.fast.swap import FORMS, PLAIN, Fused, import_forms
-from weft.fast.vitae import FusedNormalCell
 from weft.kernels import switch, switched
 from weft.kernels.ops import op
 from weft.models import ce, ceit, cetnet, cvt, vitae
@@ -47,8 +48,8 @@ every_switch = pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=
 
 
 @pytest.fixture
-def twins(monkeypatch):
-    """The paths of a GPU on the CPU, in any type, with twins in place of kernels."""
+def references(monkeypatch):
+    """The paths of a GPU on the CPU, in any type, with references in place of kernels."""
     monkeypatch.setattr(switch, "_usable", lambda x: switch._on)
     monkeypatch.setattr(op, "interpreted", lambda: False)
 
@@ -107,14 +108,14 @@ def fused_in(model: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @every_switch
-def test_whole_models(name, args, train, twins):
+def test_whole_models(name, args, train, references):
     """In float64, where nothing hides: forward, backward and running statistics, at a size that windows do not fit."""
     model = make(name, **args).double().train(train)
     fast = weft.fast(copy.deepcopy(model))
     assert fused_in(fast)
     picture = torch.randn(2, 3, 40, 56, dtype=torch.float64)
     wanted, found = results(model, picture), results(fast, picture)
-    check_equal(found, wanted, 1e-6 if "vitae" in name else 1e-10)  # the twin of grouped convolutions sums in float32
+    check_equal(found, wanted, 1e-6 if "vitae" in name else 1e-10)  # references of grouped ones sum in float32
     with torch.no_grad():
         torch.testing.assert_close(fast.eval()(picture), model.eval()(picture))
 
@@ -184,7 +185,7 @@ def test_residual_blocks_and_vt_modules_by_kernels(kind, interpreter):
 
 
 @every_switch
-def test_the_copy_for_inference(name, args, twins, monkeypatch):
+def test_the_copy_for_inference(name, args, references, monkeypatch):
     """`weft.fuse` folds norms away; what is left runs by the same forms, with a gradient and without one."""
     monkeypatch.setattr(FusedTokenBlock, "may_be_read", lambda self: False)  # else CvT's blocks take the path of a CPU
     seen = count_steps(monkeypatch)
@@ -204,7 +205,7 @@ def test_the_copy_for_inference(name, args, twins, monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(found.sum(), given)[0], slope, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_without_some_parameters_and_outputs(twins):
+def test_gradients_without_some_parameters_and_outputs(references):
     """Frozen weights get none, and an output that nobody uses asks for none."""
     model = make("cvt_nano").double().train()
     for parameter in model.stages[1].parameters():
@@ -215,7 +216,7 @@ def test_gradients_without_some_parameters_and_outputs(twins):
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_autocast_is_as_near_to_the_truth_as_torchs(name, twins):
+def test_autocast_is_as_near_to_the_truth_as_torchs(name, references):
     """Gradients in bfloat16 against float64: no farther away than those of the plain model, but for a little luck."""
     model = make(name).train()
     picture = torch.randn(2, 3, 32, 32)
@@ -243,7 +244,7 @@ def test_whole_models_by_kernels(name, train, interpreter):
     check_equal(results(weft.fast(model), picture), wanted, 1e-3)
 
 
-def test_checkpointing(twins):
+def test_checkpointing(references):
     model = make("ceit_nano").double().train()
     fast = weft.fast(copy.deepcopy(model))
     picture = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -255,7 +256,7 @@ def test_checkpointing(twins):
 
 
 @pytest.mark.parametrize(("name", "args"), [("ceit_nano", {}), ("vitae_nano", dict(rc_attention="softmax"))])
-def test_a_second_backward_pass(name, args, twins):
+def test_a_second_backward_pass(name, args, references):
     model = weft.fast(make(name, **args).double().train())
     loss = model(torch.randn(2, 3, 32, 32, dtype=torch.float64)).square().sum()
     loss.backward(retain_graph=True)
@@ -265,7 +266,7 @@ def test_a_second_backward_pass(name, args, twins):
         torch.testing.assert_close(parameter.grad, 2 * first[name])
 
 
-def test_calls_by_name_and_empty_batches(twins):
+def test_calls_by_name_and_empty_batches(references):
     model = weft.fast(make("cvt_nano"))
     block, x = model.stages[0].blocks[0], torch.randn(1, 4, 4, 32)
     with torch.no_grad():
@@ -273,7 +274,7 @@ def test_calls_by_name_and_empty_batches(twins):
         assert model(torch.randn(0, 3, 32, 32)).shape == (0, 5)
 
 
-def test_half_precision_and_autocast_give_torchs_types(twins):
+def test_half_precision_and_autocast_give_torchs_types(references):
     model = weft.fast(make("cvt_nano").train())
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(torch.randn(2, 3, 32, 32))
@@ -304,7 +305,7 @@ def test_back_and_forth(name):
     assert repr(model) == text
 
 
-def test_copies_and_pickles_stay_fused(twins):
+def test_copies_and_pickles_stay_fused(references):
     model = weft.fast(make("cvt_nano"))
     picture = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
@@ -315,11 +316,11 @@ def test_copies_and_pickles_stay_fused(twins):
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stream, weights_only=False)):
             block = other.stages[0].blocks[0]
             assert isinstance(block, Fused)
-            assert block.is_untouched()
+            assert block.is_unmodified()
             torch.testing.assert_close(other(picture), wanted)
             block.attn.proj.register_forward_hook(lambda *_: None)  # the copy's own
-            assert not block.is_untouched()
-    assert model.stages[0].blocks[0].is_untouched()
+            assert not block.is_unmodified()
+    assert model.stages[0].blocks[0].is_unmodified()
 
 
 def test_every_form_is_a_subclass_of_its_class():
@@ -328,7 +329,9 @@ def test_every_form_is_a_subclass_of_its_class():
     for plain, form in FORMS.items():
         assert issubclass(form, plain)
         assert issubclass(form, Fused)
-        assert form.__name__ == f"Fused{plain.__name__}"
+        family = {ceit.Block: "CeiT", cvt.Block: "CvT"}.get(plain, "")
+        assert form.__name__ == f"Fused{family}{plain.__name__}"
+    assert len({form.__name__ for form in FORMS.values()}) == len(FORMS)
 
 
 def test_what_is_no_model_is_refused():
@@ -343,13 +346,13 @@ def test_what_is_no_model_is_refused():
 def count_steps(monkeypatch) -> list[str]:
     """The names of blocks that were one step for torch, as they come."""
     seen: list[str] = []
-    real = swap.one_step
+    real = swap.run_as_one_node
 
-    def one_step(steps, *inputs):
+    def run_as_one_node(steps, *inputs):
         seen.append(type(steps.__self__).__name__)
         return real(steps, *inputs)
 
-    monkeypatch.setattr(swap, "one_step", one_step)
+    monkeypatch.setattr(swap, "run_as_one_node", run_as_one_node)
     return seen
 
 
@@ -379,7 +382,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_block_is_plain(change, late, twins, monkeypatch):
+def test_a_changed_block_is_plain(change, late, references, monkeypatch):
     """It computes what its modules say, whether it was changed before `weft.fast` or after it."""
     plain = make("cvt_nano").train()
     fast = copy.deepcopy(plain)
@@ -394,7 +397,7 @@ def test_a_changed_block_is_plain(change, late, twins, monkeypatch):
     picture = torch.randn(2, 3, 32, 32)
     torch.manual_seed(0)
     found = fast(picture)
-    assert seen.count("FusedBlock") == 7  # of eight
+    assert seen.count("FusedCvTBlock") == 7  # of eight
     torch.manual_seed(0)
     torch.testing.assert_close(found, plain(picture), rtol=1e-4, atol=1e-4)
 
@@ -418,7 +421,7 @@ def places(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_a_subclass_anywhere_is_called(name, twins):
+def test_a_subclass_anywhere_is_called(name, references):
     """In every place of every block, before `weft.fast` and after it."""
     picture = torch.randn(1, 3, 32, 32)
     count = 0
@@ -442,8 +445,26 @@ def test_a_subclass_anywhere_is_called(name, twins):
 
 @pytest.mark.parametrize("name", NANO)
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_dropouts_of_other_classes_are_called(name, late, references):
+    """In eval mode, too, where a usual one is nothing."""
+
+    def alter(model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            if type(module) is nn.Dropout:
+                module.__class__ = type("Odd", (Other, nn.Dropout), {})
+        return model
+
+    model = make(name)
+    fast = alter(weft.fast(copy.deepcopy(model))) if late else weft.fast(alter(copy.deepcopy(model)))
+    picture = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(picture), alter(model)(picture), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("change", ["padding", "statistics", "synchronised"])
-def test_changed_attributes_are_noticed(name, late, change, twins):
+def test_changed_attributes_are_noticed(name, late, change, references):
     def alter(model: nn.Module) -> nn.Module:
         for module in model.modules():
             if change == "padding" and isinstance(module, nn.Conv2d):
@@ -465,18 +486,18 @@ def test_changed_attributes_are_noticed(name, late, change, twins):
     check_equal(found, wanted, 1e-3)
 
 
-def test_hooks_on_blocks_do_not_disturb(twins, monkeypatch):
+def test_hooks_on_blocks_do_not_disturb(references, monkeypatch):
     model = weft.fast(make("cvt_nano"))
     maps: list[Tensor] = []
     model.stages[0].blocks[0].register_forward_hook(lambda module, args, output: maps.append(output[0]))
     seen = count_steps(monkeypatch)
     model(torch.randn(1, 3, 32, 32))
-    assert seen.count("FusedBlock") == 8
+    assert seen.count("FusedCvTBlock") == 8
     assert maps[0].shape == (1, 16, 16, 32)
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_hooks_fire_as_without_forms(name, twins):
+def test_hooks_fire_as_without_forms(name, references):
     model = weft.fast(make(name))
     skip = (nn.Identity, nn.Dropout)
     leaves = {n: m for n, m in model.named_modules() if not list(m.children()) and not isinstance(m, skip)}
@@ -494,7 +515,7 @@ def test_hooks_fire_as_without_forms(name, twins):
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_some_norms_frozen(name, twins):
+def test_some_norms_frozen(name, references):
     """Every second BatchNorm in eval mode, as in fine-tuning."""
     model = make(name).double().train()
     for i, module in enumerate(m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
@@ -525,7 +546,7 @@ def test_plain_where_kernels_cannot_run(monkeypatch):
     assert seen
 
 
-def test_small_maps_stay_plain_unless_replayed(twins, monkeypatch):
+def test_small_maps_stay_plain_unless_replayed(references, monkeypatch):
     """By their size and nothing else."""
     monkeypatch.setattr(FusedNormalCell, "LEAST", 128 * 4 * 16)
     cell = weft.fast(randomise(vitae.NormalCell(16, 2, 24, 4, "pre", True, 3, 0.0, 0.0, 0.0)))
@@ -545,19 +566,17 @@ def test_torchscript_compiles_the_plain_form():
     torch.testing.assert_close(scripted(picture), weft.plain(model)(picture))
 
 
-def test_a_rehearsal_changes_nothing(twins):
+def test_a_dry_run_changes_nothing(references):
     """Neither statistics, nor random numbers, nor what a graph that waits for its backward pass has saved."""
-    from weft.fast import rehearse
-
     model = weft.fast(make("vitae_nano").train())
     loss, larger = model(torch.randn(2, 3, 32, 32)).sum(), torch.randn(2, 3, 48, 48)
     before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    rehearse._pass(model, lambda x: vitae.ViTAE.forward(model, x), larger)
+    dry_run(model, lambda x: vitae.ViTAE.forward(model, x), larger)
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), draws)
     assert all(parameter.grad is None for parameter in model.parameters())
     loss.backward()
-    assert not rehearse.is_watched(model)
+    assert is_unhooked(model)
     model.blocks[0].register_forward_hook(lambda *_: None)
-    assert rehearse.is_watched(model)
+    assert not is_unhooked(model)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import timm
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import weft
 from tests.conftest import randomise
 from tests.helpers.variants import SMALL, SWITCHES
-from weft.fast.packed_linear import PackedLinear
+from weft.fast.inference.packed_linear import PackedLinear
 
 
 @pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
@@ -140,18 +141,59 @@ def test_sums_in_products_leave_their_terms_alone(dtype):
     assert layer.add_to(x[:0], y[:0]).shape == (0, 5, 4)
 
 
-class Halved(nn.Linear):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input) / 2
+def test_sums_in_products_without_a_bias():
+    """With a gradient and without one."""
+    plain = nn.Linear(6, 4, bias=False)
+    layer, x, y = PackedLinear.of(copy.deepcopy(plain)), torch.randn(3, 5, 4), torch.randn(3, 5, 6)
+    torch.testing.assert_close(layer.add_to(x, y), x + plain(y))
+    with torch.no_grad():
+        torch.testing.assert_close(layer.add_to(x, y), x + plain(y))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["attn.proj", "attn.proj_q", "mlp.fc1", "mlp.fc2"])
-def test_layers_of_other_classes_are_called(where):
-    """Somebody's own kind of linear layer is no product to be added to something else."""
+def test_packed_layers_say_what_does_not_fit():
+    """As torch does, and not as oneDNN does."""
+    layer = PackedLinear.of(nn.Linear(6, 4))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        layer(torch.randn(3, 5))
+    for dtype in (torch.float64, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            PackedLinear.of(nn.Linear(6, 4, dtype=dtype))(torch.randn(3, 6))
+
+
+@torch.no_grad()
+def test_packed_layers_are_plain_where_onednn_is_off_or_unknown():
+    layer, x = PackedLinear.of(nn.Linear(6, 4)), torch.randn(3, 6)
+    wanted = nn.functional.linear(x, layer.weight, layer.bias)
+    with torch.backends.mkldnn.flags(enabled=False):
+        torch.testing.assert_close(layer(x), wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that there is no rule for batches of oneDNN's products
+        torch.testing.assert_close(torch.func.vmap(layer)(x), wanted)
+    assert layer.packed is None
+    torch.testing.assert_close(layer(x), wanted)
+    assert layer.packed is not None
+
+
+class Halved:
+    """A mixin of somebody's own: what a module gives, times a half."""
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return super().forward(*args) / 2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "where",
+    ["attn", "attn.proj", "attn.proj_q", "attn.proj_drop"]
+    + ["mlp", "mlp.fc1", "mlp.drop1", "mlp.norm", "mlp.fc2", "mlp.drop2", "drop_path"],
+)
+def test_modules_of_other_classes_are_called(where):
+    """Somebody's own kind of layer is no product to be added to something else, nor is it nothing."""
     model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"]))
     for stage in model.stages:
-        stage.blocks[0].get_submodule(where).__class__ = Halved
+        module = stage.blocks[0].get_submodule(where)
+        module.__class__ = type("Odd", (Halved, type(module)), {})
     check(model, torch.randn(2, 3, 40, 40))
 
 
@@ -192,6 +234,20 @@ def test_a_fused_copy_in_training_mode_drops():
             kept = torch.isclose(y_cls, cls).float().mean()
             assert kept > 0.7, rate  # almost every branch was dropped
             assert y is None or torch.isclose(y, x).float().mean() > 0.7
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Dropout", "StochasticDepth"])
+def test_dropouts_that_alone_are_in_training_mode_drop(kind):
+    """As in Monte Carlo dropout: everything else stays in eval mode."""
+    rate = "proj_drop_rate" if kind == "Dropout" else "drop_path_rate"
+    model = randomise(timm.create_model("cvt_nano", **SMALL["cvt_nano"], **{rate: 0.99}))
+    x, cls = torch.randn(2, 5, 4, 32), torch.randn(2, 1, 32)
+    block = weft.fuse(model).stages[2].blocks[-1]
+    for module in block.modules():
+        module.train(type(module).__name__ == kind)
+    for y_cls in (block(x, cls)[1], block.forward_class_token(x, cls)):
+        assert torch.isclose(y_cls, cls).float().mean() > 0.7  # almost every branch was dropped
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import weft
 from tests.helpers.fake_graphs import State, install
 from weft.fast import replay
-from weft.fast.graphs import circumstances, uncached, writable_copy
-from weft.fast.replay import WARM_UPS, state
+from weft.fast.recording.graphs import capture_key, without_autocast_cache, writable_copy
+from weft.fast.replay import WARM_UPS, state_key
 from weft.kernels.switch import switched
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -47,36 +47,38 @@ def test_a_copy_made_in_inference_mode_can_be_written_outside():
 
 def test_circumstances_that_need_a_recording_of_their_own():
     x, found = torch.ones(2, 3), []
-    found.append(circumstances(x))
-    found.append(circumstances(x.double()))
-    found.append(circumstances(torch.ones(3, 2)))
+    found.append(capture_key(x))
+    found.append(capture_key(x.double()))
+    found.append(capture_key(torch.ones(3, 2)))
     with torch.inference_mode():
-        found.append(circumstances(x))
+        found.append(capture_key(x))
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            found.append(circumstances(x))
+            found.append(capture_key(x))
     assert len(set(found)) == 6
-    assert circumstances(torch.zeros(3, 2).T) == found[0]
+    assert capture_key(torch.zeros(3, 2).T) == found[0]
     picture = torch.ones(2, 3, 4, 5)
-    assert circumstances(picture) != circumstances(picture.to(memory_format=torch.channels_last))
+    assert capture_key(picture) != capture_key(picture.to(memory_format=torch.channels_last))
 
 
 def test_states_that_need_a_recording_of_their_own():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    found = [state(model)]
+    found = [state_key(model)]
     model[1].eval()
-    found.append(state(model))
+    found.append(state_key(model))
     model[0].weight.requires_grad_(False)
-    found.append(state(model))
+    found.append(state_key(model))
     model[0].weight.data = model[0].weight.data.clone()
-    found.append(state(model))
+    found.append(state_key(model))
     model[1].running_mean = torch.ones(2)
-    found.append(state(model))
+    found.append(state_key(model))
+    model[1].momentum = 0.5
+    found.append(state_key(model))
     with torch.no_grad():
         model[0].weight.zero_()  # in place
         model[1].running_mean.zero_()
-    assert state(model) == found[-1]
-    assert len(set(found)) == 5
+    assert state_key(model) == found[-1]
+    assert len(set(found)) == 6
 
 
 def test_mistakes():
@@ -126,7 +128,7 @@ def test_training_is_replayed_after_three_passes(fast):
     for _ in range(3):
         x = torch.randn(5, 3)
         y, wanted = fast(x), fast.model(x)
-        assert type(y.grad_fn).__name__ == "ReplayBackward"
+        assert type(y.grad_fn).__name__ == "ReplayFunctionBackward"
         assert torch.equal(y, wanted)
         y.square().sum().backward()
         found = gradients(fast)
@@ -179,7 +181,7 @@ def test_only_the_last_shapes_are_kept(fast):
     warm_up(fast, 1, 2, 3)
     for batch in (1, 2, 3, 2):
         fast(torch.randn(batch, 3)).sum().backward()
-    assert [key[0][0] for key in fast._passes] == [3, 2]
+    assert [key[0][0] for key in fast._training] == [3, 2]
     assert "Replay" not in type(fast(torch.randn(1, 3)).grad_fn).__name__  # starts anew, so that shapes do not thrash
     assert fast.holds_memory
     fast.forget()
@@ -199,7 +201,7 @@ def test_frozen_models_are_answered(fast):
     fast.eval()
     x = torch.randn(5, 3)
     assert torch.equal(fast(x), fast.model(x))
-    assert len(fast._answers) == 1
+    assert len(fast._inference) == 1
 
 
 def test_recorded_answers_are_those_of_their_weights_and_modes(fast):
@@ -213,8 +215,8 @@ def test_recorded_answers_are_those_of_their_weights_and_modes(fast):
         assert torch.equal(second, fast.model(x))
         with switched(False):
             fast(x)
-    assert len(fast._answers) == 2
-    assert len({key[6] for key in fast._answers}) == 2  # kernels on and off
+    assert len(fast._inference) == 2
+    assert len({key[6] for key in fast._inference}) == 2  # kernels on and off
 
 
 @pytest.mark.parametrize(
@@ -237,6 +239,18 @@ def test_what_cannot_be_recorded_is_launched(fast, generator, monkeypatch, error
     assert generator.restored
 
 
+def test_what_cannot_be_recorded_leaves_the_others_alone(fast, monkeypatch):
+    """Whenever it comes again."""
+    warm_up(fast, 5, 4)
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="not permitted"):
+        patch.setattr(replay, "Recording", lambda *args: exec('raise RuntimeError("not permitted")'))
+        fast(torch.randn(4, 3)).sum().backward()
+    fast(torch.randn(5, 3)).sum().backward()
+    for _ in range(3):
+        fast(torch.randn(4, 3)).sum().backward()
+    assert fast.holds_memory
+
+
 def test_a_failure_forgets_what_drew_from_the_former_generator(fast, monkeypatch):
     warm_up(fast, 5, 4)
     fast(torch.randn(5, 3)).sum().backward()
@@ -248,15 +262,15 @@ def test_a_failure_forgets_what_drew_from_the_former_generator(fast, monkeypatch
     with pytest.warns(UserWarning, match="no memory"):
         fast(torch.randn(4, 3)).sum().backward()
     assert not fast.holds_memory
-    assert [key[0][0] for key in fast._passes] == [4]
+    assert [key[0][0] for key in fast._training] == [4]
 
 
 def test_weights_are_cast_anew_in_a_recording():
-    """What autocast keeps of an earlier cast is freed at its end."""
+    """Casts that autocast keeps from before are freed at its end."""
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(x)
-        with uncached(x):
+        with without_autocast_cache(x):
             before = model(x)
             model.weight.add_(1)
             assert not torch.equal(model(x), before)
@@ -275,7 +289,7 @@ def test_replays_equal_the_model_for_every_shape():
             pictures = torch.randn(batch, 3, side, side, device="cuda")
             found = fast(pictures)
             torch.testing.assert_close(found, model(pictures))
-            assert len(fast._answers) <= 2
+            assert len(fast._inference) <= 2
             assert found.data_ptr() != fast(torch.zeros_like(pictures)).data_ptr()
 
 
@@ -298,8 +312,8 @@ def test_replayed_training_arrives_at_the_same_weights(name):
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert all(found is not None for found in fast._passes.values())
-    assert len(fast._passes) == 2
+    assert all(found is not None for found in fast._training.values())
+    assert len(fast._training) == 2
     # Kernels that add up in any order give other last digits each time.
     for (key, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4, msg=key)
@@ -330,5 +344,5 @@ def test_a_model_that_asks_the_gpu_is_not_replayed():
         for _ in range(WARM_UPS + 2):
             fast(torch.randn(2, 4, device="cuda")).sum().backward()
     assert [str(w.message) for w in told if "launched one by one" in str(w.message)]
-    assert list(fast._passes.values()) == [None]
+    assert list(fast._training.values()) == [None]
     assert torch.rand(2, device="cuda").isfinite().all()  # random numbers can still be drawn

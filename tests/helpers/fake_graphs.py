@@ -1,7 +1,7 @@
 """CUDA graphs without a GPU: what is recorded is a list of torch's operations, and a replay runs them again.
 
 As a graph does, a replay writes its results where those of the recording lie. As in a pool of memory, it spoils what
-recordings that were made later have kept there for their backward passes.
+recordings that were made later have saved there for their backward passes, and the results of all others.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.fast import graphs, record, replay
+from weft.fast import replay
+from weft.fast.recording import graphs, record
 
 
 class FakeGraph:
@@ -28,10 +29,19 @@ class FakeGraph:
                 for old, new in zip(found, again, strict=True):
                     if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                         old.copy_(new)
-        for later in self.recording.pool.recordings:
-            if later.number > self.recording.number:
-                for kept in later.kept:
-                    kept.fill_(torch.nan if kept.is_floating_point() else 0)
+        for other in self.recording.pool.recordings:
+            if other is not self.recording:
+                spoil(other, other.number > self.recording.number)
+
+
+def spoil(recording: Any, is_later: bool) -> None:
+    """Writes over memory of a recording that others use, too: bytes of ones, which are NaN as numbers."""
+    for part in recording.saved if is_later else ():
+        part.fill_(255)
+    own = {graphs.storage_address(x) for x in (*recording.saved, *recording.own)}
+    for x in (*recording.outputs, *(recording.leaf_grads if recording.backward else ())):
+        if x is not None and graphs.storage_address(x) not in own:
+            x.untyped_storage().fill_(255)
 
 
 class Log(TorchDispatchMode):
@@ -50,14 +60,14 @@ class Log(TorchDispatchMode):
 
 
 @contextmanager
-def recorded(graph: FakeGraph, pool: Any) -> Iterator[None]:
+def capturing(graph: FakeGraph, pool: Any) -> Iterator[None]:
     with Log(graph):
         yield
 
 
-class FakePool(graphs.Pool):
+class FakeGraphPool(graphs.GraphPool):
     def __init__(self) -> None:
-        self.count, self.waiting, self.recordings = 0, {}, []
+        self.count, self.pending, self.recordings = 0, {}, []
 
 
 class FakeRecording(graphs.Recording):
@@ -66,6 +76,7 @@ class FakeRecording(graphs.Recording):
         super().__init__(module, *args, **kwargs)
         for buffer, value in zip(module.buffers(), before, strict=True):
             buffer.copy_(value)  # a GPU computes nothing while it records
+        self.own = [x for x in (*self.inputs, *module.parameters(), *module.buffers()) if x is not None]
         for graph in (self.forward, self.backward):
             if graph is not None:
                 graph.recording = self
@@ -87,11 +98,11 @@ class State:
 def install(monkeypatch: Any) -> State:
     """Lets the tensors of a CPU pass for those of a GPU."""
     state = State()
-    monkeypatch.setattr(graphs, "recorded", recorded)
-    monkeypatch.setattr(graphs, "lent", lambda x: None if x is None else x.detach())
-    monkeypatch.setattr(graphs, "generator_of", lambda device: state)
+    monkeypatch.setattr(graphs, "capturing", capturing)
+    monkeypatch.setattr(graphs, "alias_of", lambda x: None if x is None else x.detach())
+    monkeypatch.setattr(graphs, "default_generator", lambda device: state)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     for module in (record, replay):
-        monkeypatch.setattr(module, "Pool", FakePool)
+        monkeypatch.setattr(module, "GraphPool", FakeGraphPool)
         monkeypatch.setattr(module, "Recording", FakeRecording)
     return state

@@ -18,7 +18,7 @@ launch = pytest.importorskip("weft.kernels.triton.launch", reason="needs Triton"
 
 
 class Kernel:
-    """What Triton makes of a kernel, without a GPU."""
+    """A kernel as Triton makes one, without a GPU."""
 
     def __init__(self):
         self.warmed, self.launched = [], []
@@ -44,7 +44,7 @@ def with_gpu(monkeypatch):
     monkeypatch.setattr(launch, "_compiled", {})
 
 
-def test_rehearsed_kernels_are_compiled_and_not_launched(with_gpu):
+def test_kernels_of_a_dry_run_are_compiled_and_not_launched(with_gpu):
     kernel = Kernel()
     ahead.compile_ahead(lambda: launch.launch(kernel, (3,), 5, num_warps=2))
     assert kernel.warmed == [((5,), (3,), {"num_warps": 2})]
@@ -66,7 +66,7 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
 
         @staticmethod
         def backward(ctx, grad):
-            seen.append((_async_compile.active_mode.get() is not None, launch.rehearsing.get() is not None))
+            seen.append((_async_compile.active_mode.get() is not None, launch.dry_run_keys.get() is not None))
             # A GPU's gradients have a thread of their own otherwise, which knows of neither.
             assert not torch._C._is_multithreading_enabled()
             return 2 * grad
@@ -133,13 +133,13 @@ def test_without_fork_there_are_threads(with_gpu, tmp_path, monkeypatch):
 
 def test_who_hangs_is_ended():
     begun = time.monotonic()
-    ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, patience=0.3)
+    ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, timeout=0.3)
     assert time.monotonic() - begun < 30
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_failed_rehearsal_ends_rehearsing(with_gpu):
+def test_a_failed_dry_run_ends_it(with_gpu):
     with pytest.raises(ZeroDivisionError):
         ahead.compile_ahead(lambda: launch.launch(Compiled(None), (1,), 1) or 1 / 0)
     kernel = Kernel()
@@ -156,7 +156,7 @@ def test_another_thread_launches_what_it_needs(with_gpu):
 
 
 @pytest.mark.parametrize("missing", ["GPU", "kernels", "Triton"])
-def test_nothing_is_rehearsed_for_nothing(missing, with_gpu, monkeypatch):
+def test_nothing_is_compiled_for_nothing(missing, with_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: missing != "GPU")
     monkeypatch.setattr(ahead, "kernels_are_on", lambda: missing != "kernels")
     monkeypatch.setattr(ahead, "has_triton", lambda: missing != "Triton")
@@ -167,10 +167,10 @@ def test_nothing_is_rehearsed_for_nothing(missing, with_gpu, monkeypatch):
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    """Rehearsals that compute nonsense or raise `spoiled.error`, and what they were given: pictures, and the mode."""
+    """Dry runs that compute nonsense or raise `spoiled.error`, and what they were given: pictures, and the mode."""
     found = SimpleNamespace(trainer=None, passes=[], error=None)
 
-    def spoil(rehearse, workers):
+    def spoil(dry_run, workers):
         trainer, forward = found.trainer, found.trainer.forward
 
         def nonsense(x):
@@ -180,7 +180,7 @@ def spoiled(monkeypatch):
             return forward(x) * float("nan")
 
         trainer.forward = nonsense
-        rehearse()
+        dry_run()
         trainer.forward = forward
 
     monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: setattr(found, "trainer", trainer) or True)
@@ -190,7 +190,7 @@ def spoiled(monkeypatch):
 
 @pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("out of memory"), ValueError("too few pictures")])
 @pytest.mark.parametrize("settings", [{}, dict(model__frozen_mode=True, run__micro_batch=3)])
-def test_rehearsal_changes_nothing_of_the_run(monkeypatch, tmp_path, spoiled, error, settings):
+def test_a_dry_run_changes_nothing_of_the_run(monkeypatch, tmp_path, spoiled, error, settings):
     """Neither does it as a run begins nor as it goes on: not weights, statistics, averages, nor random numbers."""
     settings = dict(run__ema=0.9, epochs=2, **settings)
     pictures = make_pictures(tmp_path / "pictures")

@@ -1,4 +1,4 @@
-"""Every kernel against its twin in float64 at any shape, in Triton's interpreter, and on a GPU where there is one."""
+"""Every kernel against its reference in float64 at any shape, in Triton's interpreter and, where one is, on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers.kernel_checks import DTYPES, by, check_gradients, check_values, random
-from weft.fast.tape import one_step
-from weft.kernels.ops.activation import KINDS, activation_forward, plain_activation
+from weft.fast.tape.tape import run_as_one_node
+from weft.kernels.ops.activation import KINDS, activation_forward, reference_activation
 from weft.kernels.ops.attention import attention_forward
 from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics
 from weft.kernels.ops.conv_act import conv_act_forward
-from weft.kernels.ops.depthwise import depthwise_forward, plain_depthwise
+from weft.kernels.ops.depthwise import depthwise_forward, reference_depthwise
 from weft.kernels.ops.grouped import grouped_conv_forward
 from weft.kernels.ops.layer_norm import residual_norm_forward
 from weft.kernels.ops.linear_act import linear_act_forward
 from weft.kernels.ops.norm_depthwise import norm_depthwise
-from weft.kernels.ops.performer import performer_forward, plain_performer
-from weft.kernels.ops.pool import max_pool_forward, plain_max_pool
+from weft.kernels.ops.performer import performer_forward, reference_performer
+from weft.kernels.ops.pool import max_pool_forward, reference_max_pool
 from weft.kernels.ops.qkv import qkv_forward
 from weft.kernels.ops.residual import add_branch_forward
 from weft.kernels.ops.stem import stem_forward
@@ -31,7 +31,7 @@ from weft.kernels.ops.token_attention import pixels_to_tokens_forward, tokens_to
 from weft.kernels.ops.window_attention import window_attention
 from weft.kernels.tuning.launches import forced
 
-pytestmark = pytest.mark.filterwarnings("error:The kernel")  # that it does not run here, and its twin did
+pytestmark = pytest.mark.filterwarnings("error:The kernel")  # that it does not run here, and its reference did
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Try:
 
     tensors: list[Tensor | None]
     kernel: Callable[..., Any]
-    twin: Callable[..., Any]
+    reference: Callable[..., Any]
 
 
 def of(operation: Any, tensors: list[Tensor | None], *rest: Any) -> Try:
-    return Try(tensors, by(operation, *rest), lambda *t: operation.plain(*t, *rest))
+    return Try(tensors, by(operation, *rest), lambda *t: operation.reference(*t, *rest))
 
 
 def side(draw: Any) -> int:
@@ -105,7 +105,7 @@ def residual_norm(draw: Any, dtype: torch.dtype) -> Try:
         return by(residual_norm_forward, *rest)(*tensors[:3], keep, *tensors[3:])
 
     tensors = [x, cls, y, random(channels, seed=2), random(channels, seed=3)]
-    return Try(tensors, kernel, lambda *t: run(residual_norm_forward.plain, *t))
+    return Try(tensors, kernel, lambda *t: run(residual_norm_forward.reference, *t))
 
 
 def add_branch(draw: Any, dtype: torch.dtype) -> Try:
@@ -116,9 +116,9 @@ def add_branch(draw: Any, dtype: torch.dtype) -> Try:
     tokens = random(batch, height * width + (cls is not None), channels, dtype=dtype, seed=2)
     keep = maybe(draw, random(batch))
     tensors = [x, cls, tokens if joined else random(*x.shape, dtype=dtype, seed=4), y_cls]
-    twin = add_branch_forward.plain
+    reference = add_branch_forward.reference
     wide = None if keep is None else keep.double()
-    return Try(tensors, lambda *t: by(add_branch_forward)(*t, keep), lambda *t: twin(*t, wide))
+    return Try(tensors, lambda *t: by(add_branch_forward)(*t, keep), lambda *t: reference(*t, wide))
 
 
 def norm_by_torch(x: Tensor, mean: Any, var: Any, weight: Tensor, bias: Tensor) -> Tensor:
@@ -142,13 +142,13 @@ def batch_norm(draw: Any, dtype: torch.dtype) -> Try:
         centre = moments(x) if mean is None else mean
         return by(batch_norm_act_forward, 1e-5, act)(x, centre, var, weight, bias, residual, keep)
 
-    def twin(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:
+    def reference(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:
         fixed = (None, None) if mean is None or var is None else (mean.double(), var.double())
         y = norm_by_torch(x, *fixed, weight, bias)
         y = y if keep is None else y * keep.double().view(-1, 1, 1, 1)
-        return plain_activation(y if residual is None else y + residual, act)
+        return reference_activation(y if residual is None else y + residual, act)
 
-    return Try([x, random(channels, seed=3), random(channels, seed=4), residual], kernel, twin)
+    return Try([x, random(channels, seed=3), random(channels, seed=4), residual], kernel, reference)
 
 
 def depthwise(draw: Any, dtype: torch.dtype) -> Try:
@@ -176,14 +176,14 @@ def normed_depthwise(draw: Any, dtype: torch.dtype) -> Try:
         def steps(t: Any, x: Any, gamma: Any, beta: Any, weight: Any, bias: Any) -> Any:
             return t(norm_depthwise, x, moments(x.value), gamma, beta, 1e-5, act, weight, bias, stride)
 
-        return one_step(steps, x, gamma, beta, weight, bias)
+        return run_as_one_node(steps, x, gamma, beta, weight, bias)
 
-    def twin(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = plain_activation(norm_by_torch(x, None, None, gamma, beta), act)
-        return plain_depthwise(y, weight, bias, None, None, stride, "none", "none")
+    def reference(x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = reference_activation(norm_by_torch(x, None, None, gamma, beta), act)
+        return reference_depthwise(y, weight, bias, None, None, stride, "none", "none")
 
     weight = random(channels, 1, kernel, kernel) / kernel
-    return Try([x, random(channels, seed=1), random(channels, seed=2), weight, bias], run, twin)
+    return Try([x, random(channels, seed=1), random(channels, seed=2), weight, bias], run, reference)
 
 
 def qkv(draw: Any, dtype: torch.dtype) -> Try:
@@ -216,12 +216,13 @@ def performer(draw: Any, dtype: torch.dtype) -> Try:
     kqv = draw(st.sampled_from([0.1, 0.5, 1.0])) * random(2, tokens, 3 * channels, dtype=dtype)
     features = max(channels // 2, 1)
     w = torch.linalg.qr(random(channels, features))[0].t().contiguous() * features**0.5
-    return Try([kqv], lambda kqv: by(performer_forward, w)(kqv)[:2], lambda kqv: plain_performer(kqv, w.to(kqv.dtype)))
+    kernel = by(performer_forward, w)
+    return Try([kqv], lambda kqv: kernel(kqv)[:2], lambda kqv: reference_performer(kqv, w.to(kqv.dtype)))
 
 
 def max_pool(draw: Any, dtype: torch.dtype) -> Try:
     x, stride = maps(draw, st.sampled_from([1, 8, 20]), dtype), draw(st.integers(1, 2))
-    return Try([x], lambda x: by(max_pool_forward, stride, True)(x)[0], lambda x: plain_max_pool(x, stride))
+    return Try([x], lambda x: by(max_pool_forward, stride, True)(x)[0], lambda x: reference_max_pool(x, stride))
 
 
 def stem(draw: Any, dtype: torch.dtype) -> Try:
@@ -237,8 +238,8 @@ def pixels_to_tokens(draw: Any, dtype: torch.dtype) -> Try:
     heads, tokens = draw(st.integers(1, 3)), draw(st.sampled_from([3, 16, 20]))
     q = random(heads, 2, tokens, 16, dtype=dtype).transpose(0, 1)
     x = random(2, draw(st.integers(3, 40)), heads * 16, dtype=dtype)
-    kernel, twin = by(pixels_to_tokens_forward, 0.3), pixels_to_tokens_forward.plain
-    return Try([q, x], lambda *t: kernel(*t)[0], lambda *t: twin(*t, 0.3)[0])
+    kernel, reference = by(pixels_to_tokens_forward, 0.3), pixels_to_tokens_forward.reference
+    return Try([q, x], lambda *t: kernel(*t)[0], lambda *t: reference(*t, 0.3)[0])
 
 
 def tokens_to_pixels(draw: Any, dtype: torch.dtype) -> Try:
@@ -303,11 +304,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])  # shrinking would take minutes
 @given(data=st.data())
-def test_kernel_equals_twin(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_kernel_equals_reference(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     case = CASES[name]
     with forced(case.tile):
         it = case.make(data.draw, dtype)
         with torch.no_grad():
-            check_values(it.kernel, it.twin, *it.tensors, factor=case.factor)
+            check_values(it.kernel, it.reference, *it.tensors, factor=case.factor)
         if case.gradients:
-            check_gradients(it.kernel, it.twin, *it.tensors, factor=2 * case.factor)
+            check_gradients(it.kernel, it.reference, *it.tensors, factor=2 * case.factor)

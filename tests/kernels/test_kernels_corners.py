@@ -1,4 +1,4 @@
-"""What kernels must do beside equalling their twins at any shape: extremes, layouts, types, shares, promises."""
+"""Demands on kernels beside equalling their references at any shape: extremes, layouts, types, shares, promises."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.helpers.kernel_checks import DEVICE, DTYPES, as_list, by, check_gradients, check_values, close, random
-from weft.fast.tape import one_step
-from weft.fast.vitae import Pyramid
+from weft.fast.forms.vitae import ConvPyramid
+from weft.fast.tape.tape import run_as_one_node
 from weft.kernels import switch
 from weft.kernels.ops import op, pool
-from weft.kernels.ops.activation import KINDS, activation_forward, plain_activation
+from weft.kernels.ops.activation import KINDS, activation_forward, reference_activation
 from weft.kernels.ops.attention import attention_forward, suits_heads
 from weft.kernels.ops.batch_norm import batch_norm_statistics
 from weft.kernels.ops.conv_act import conv_act_forward
 from weft.kernels.ops.depthwise import depthwise_forward
 from weft.kernels.ops.grouped import grouped_conv_forward
-from weft.kernels.ops.layer_norm import plain_residual_norm, residual_norm_forward
-from weft.kernels.ops.performer import performer_forward, plain_performer
-from weft.kernels.ops.pool import max_pool_backward, max_pool_forward, plain_max_pool
+from weft.kernels.ops.layer_norm import reference_residual_norm, residual_norm_forward
+from weft.kernels.ops.performer import performer_forward, reference_performer
+from weft.kernels.ops.pool import max_pool_backward, max_pool_forward, reference_max_pool
 from weft.kernels.ops.residual import add_branch_forward
-from weft.kernels.ops.stem import plain_pyramid, stem_forward
+from weft.kernels.ops.stem import reference_pyramid, stem_forward
 from weft.kernels.ops.token_attention import tokens_to_pixels_forward
 from weft.kernels.ops.window_attention import fits, window_attention
 from weft.kernels.triton import grouped as gpu_grouped
@@ -37,10 +37,10 @@ TILE = dict(rows=2, cols=2, block_c=4)
 
 
 def check(operation: Any, tensors: list[Tensor | None], *rest: Any, factor: float = 2.0, backward: bool = True) -> None:
-    kernel, twin = by(operation, *rest), lambda *t: operation.plain(*t, *rest)
-    check_values(kernel, twin, *tensors, factor=factor)
+    kernel, reference = by(operation, *rest), lambda *t: operation.reference(*t, *rest)
+    check_values(kernel, reference, *tensors, factor=factor)
     if backward:
-        check_gradients(kernel, twin, *tensors, factor=2 * factor)
+        check_gradients(kernel, reference, *tensors, factor=2 * factor)
 
 
 # Extremes -----------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_activation_everywhere(kind: str) -> None:
     """The formulas of the kernels are as good as float32: training in it must not notice them."""
     x = torch.linspace(-12, 12, 4001, device=DEVICE).requires_grad_()
     wide = x.detach().double().requires_grad_()
-    y, wanted = by(activation_forward, kind)(x), plain_activation(wide, kind)
+    y, wanted = by(activation_forward, kind)(x), reference_activation(wide, kind)
     assert ((y - wanted).abs() / wanted.abs().clamp(1.0)).max() < 1e-6
     (slope,), (wanted_slope,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), wide)
     assert (slope - wanted_slope)[x != 0].abs().max() < 3e-6
@@ -74,19 +74,19 @@ def test_where_the_features_of_the_performer_overflow(scale: float) -> None:
     kqv, w = scale * random(1, 20, 48), torch.linalg.qr(random(16, 8))[0].t().contiguous() * 8**0.5
     with forced(dict(rows=16)):
         y = performer_forward.run(kqv, w)[0]
-    assert (y - plain_performer(kqv, w)[0]).abs().max() < 1e-3 * scale
+    assert (y - reference_performer(kqv, w)[0]).abs().max() < 1e-3 * scale
 
 
 def test_of_equals_the_first_gets_the_gradient() -> None:
     x = random(1, 7, 7, 4).relu().round()
-    check_gradients(lambda x: by(max_pool_forward, 2, True)(x)[0], lambda x: plain_max_pool(x, 2), x)
+    check_gradients(lambda x: by(max_pool_forward, 2, True)(x)[0], lambda x: reference_max_pool(x, 2), x)
 
 
 def test_max_pool_keeps_what_is_no_number() -> None:
     x = torch.full((1, 5, 5, 2), float("-inf"), device=DEVICE)
     x[0, 2, 2, 0] = float("nan")
     for places in (False, True):
-        close(max_pool_forward.run(x, 2, places)[0].nan_to_num(), plain_max_pool(x, 2).nan_to_num(), 0.0, "maximum")
+        close(max_pool_forward.run(x, 2, places)[0].nan_to_num(), reference_max_pool(x, 2).nan_to_num(), 0.0, "maximum")
 
 
 # Ways and shapes that the models have -------------------------------------------------------------------------------
@@ -136,16 +136,16 @@ def test_pyramid(biased: bool) -> None:
     parameters = random(4, 3, 7, 7), random(3, 3, 7, 7), *((random(4), random(3)) if biased else ())
 
     def kernel(*parameters: Tensor) -> Tensor:
-        return one_step(lambda t, *given: t(Pyramid, *numbers, x, *given), *parameters)
+        return run_as_one_node(lambda t, *given: t(ConvPyramid, *numbers, x, *given), *parameters)
 
-    def twin(a: Tensor, b: Tensor, *biases: Tensor) -> Tensor:
-        return plain_pyramid(x.double(), [a, b], list(biases), *numbers)
+    def reference(a: Tensor, b: Tensor, *biases: Tensor) -> Tensor:
+        return reference_pyramid(x.double(), [a, b], list(biases), *numbers)
 
     with forced(dict(BLOCK_M=16, BLOCK_N=16, num_stages=1)):
         with torch.no_grad():
-            check_values(kernel, twin, *parameters, factor=2.0)
+            check_values(kernel, reference, *parameters, factor=2.0)
         if biased:  # as the models have it
-            check_gradients(kernel, twin, *parameters)
+            check_gradients(kernel, reference, *parameters)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -184,7 +184,7 @@ def test_maps_among_tokens_are_read_in_place() -> None:
 
 
 def norm(eps: float, dtype: torch.dtype, joined: bool) -> Any:
-    return lambda *t: plain_residual_norm(*t, eps, torch.float64, joined)
+    return lambda *t: reference_residual_norm(*t, eps, torch.float64, joined)
 
 
 def test_windows_are_read_in_place() -> None:
@@ -223,7 +223,7 @@ def test_a_norm_between_types() -> None:
     rest = 1e-5, torch.bfloat16, True
     with forced(NORM):
         total, _, normed, _ = by(residual_norm_forward, *rest)(x, None, y, None, weight, bias)
-        wanted = plain_residual_norm(x, None, y.float(), None, weight, bias, 1e-5, torch.float32, True)[2]
+        wanted = reference_residual_norm(x, None, y.float(), None, weight, bias, 1e-5, torch.float32, True)[2]
         assert (total.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
         close(normed, wanted, 2**-7, "normed")
         (grad_x, grad_y), (right_x, right_y) = (
@@ -238,7 +238,7 @@ def test_a_float32_stream_takes_half_precision_branches() -> None:
     x, cls, y, keep = random(2, 3, 2, 8), random(2, 1, 8), random(2, 7, 8, dtype=torch.bfloat16), random(2)
     found = add_branch_forward.run(x, cls, y, None, keep)
     assert found[0].dtype == found[1].dtype == torch.float32
-    torch.testing.assert_close(found, add_branch_forward.plain(x, cls, y.float(), None, keep))
+    torch.testing.assert_close(found, add_branch_forward.reference(x, cls, y.float(), None, keep))
 
 
 # Gradients that are missing, and state ------------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def test_batch_statistics(dtype: torch.dtype, channels: int) -> None:
 
 
 def test_plain_pooling_agrees_with_the_kernels() -> None:
-    """What runs where Triton is missing."""
+    """The reference is what runs where Triton is missing."""
     x, grad = random(2, 5, 6, 3), random(2, 3, 3, 3, seed=1)
-    y, place = pool._plain(x, 2, True)
+    y, place = pool._reference(x, 2, True)
     found, found_place = max_pool_forward.run(x, 2, True)
     assert place is not None
     assert torch.equal(y, found)
     assert torch.equal(place, found_place)
-    close(pool._plain_backward(grad, place, 5, 6, 2), max_pool_backward.run(grad, place, 5, 6, 2), 1e-6, "gradient")
+    close(pool._reference_backward(grad, place, 5, 6, 2), max_pool_backward.run(grad, place, 5, 6, 2), 1e-6, "gradient")
 
 
 # Launches -----------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_nothing_is_kept_for_each_size_of_a_map() -> None:
     counts = []
     for side in (2, 3):
         grouped_conv_forward.run(random(1, side, side, 8), random(8, 4, 3, 3), None, 2, "none")
-        counts.append((gpu_grouped._plan.cache_info().currsize, gpu_grouped.jobs.cache_info().currsize))
+        counts.append((gpu_grouped._make_tiling.cache_info().currsize, gpu_grouped.pack_jobs.cache_info().currsize))
     assert counts[0] == counts[1]
 
 
@@ -361,7 +361,7 @@ def test_operator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", operators())
-def test_twins_keep_what_operators_promise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_keep_what_operators_promise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, shapes and types are those of the fakes where Triton is missing."""
     monkeypatch.setattr(op, "has_triton", lambda: False)
     operator, args = getattr(torch.ops.weft, name), operators()[name]

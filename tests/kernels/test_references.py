@@ -1,4 +1,4 @@
-"""What defines an operation is the models' own code, to the last bit: kernels and models do not import each other."""
+"""The references that define operations equal the models' own code to the last bit; neither imports the other."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from timm.layers.pos_embed_rel import gen_relative_position_index
 from torch import Tensor
 
 from tests.helpers.kernel_checks import as_list
-from weft.kernels.ops.activation import KINDS, plain_activation
-from weft.kernels.ops.performer import plain_performer
-from weft.kernels.ops.window_attention import plain_window_attention
+from weft.kernels.ops.activation import KINDS, reference_activation
+from weft.kernels.ops.performer import reference_performer
+from weft.kernels.ops.window_attention import reference_window_attention
 from weft.models import layers
 from weft.models.performer import PerformerAttention
 from weft.models.windows import windowed_attention
@@ -38,21 +38,21 @@ def check_same(ours: Callable[..., object], theirs: Callable[..., object], *tens
 
 @pytest.mark.parametrize("kind", [*KINDS, "none"])
 def test_activations(kind: str) -> None:
-    check_same(lambda x: plain_activation(x, kind), lambda x: layers.activate(x, kind), 3 * random(999))
+    check_same(lambda x: reference_activation(x, kind), lambda x: layers.activate(x, kind), 3 * random(999))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "channels"), [(1, 8), (5, 8), (50, 64)])
 def test_the_performer(dtype: torch.dtype, tokens: int, channels: int) -> None:
     attention, kqv = PerformerAttention(channels, dtype=dtype), random(2, tokens, 3 * channels, dtype=dtype)
-    check_same(lambda kqv: plain_performer(kqv, attention.w), attention.mix, kqv)
+    check_same(lambda kqv: reference_performer(kqv, attention.w), attention.mix, kqv)
 
 
 @pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16])
 def test_the_performer_is_exact_under_autocast(amp: torch.dtype) -> None:
     attention, kqv = PerformerAttention(8), random(2, 7, 24)
     with torch.autocast("cpu", amp):
-        check_same(lambda kqv: plain_performer(kqv, attention.w), attention.mix, kqv)
+        check_same(lambda kqv: reference_performer(kqv, attention.w), attention.mix, kqv)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,7 +65,7 @@ def test_windows(height: int, width: int, window: int, shifted: bool, dtype: tor
     table = random((2 * window - 1) ** 2, 2, dtype=torch.promote_types(dtype, torch.float32))
     index = gen_relative_position_index((window, window)).view(-1)
     check_same(
-        lambda q, k, v, table: plain_window_attention(q, k, v, table, window, shifted),
+        lambda q, k, v, table: reference_window_attention(q, k, v, table, window, shifted),
         lambda q, k, v, table: windowed_attention(q, k, v, table, index, 2, window, shifted, 0.0),
         *(q, k, v, table),
     )

@@ -19,7 +19,7 @@ def test_versions_of_triton(monkeypatch, version, enough):
 
 
 def test_word_of_the_environment():
-    assert switch.wanted("On")
-    assert not switch.wanted("off")
+    assert switch.parse_switch("On")
+    assert not switch.parse_switch("off")
     with pytest.raises(WeftError, match="WEFT_KERNELS='bogus'"):
-        switch.wanted("bogus")
+        switch.parse_switch("bogus")

@@ -25,13 +25,13 @@ def test_the_fastest_right_candidate_is_chosen(monkeypatch):
     monkeypatch.setattr(kernels, "time_call", lambda call: SPEEDS.get(launches._forced.get("how", ""), 8e-6))
     case = kernels.Case("64", operation, lambda: (torch.randn(64),), [{"how": how} for how in SPEEDS])
     row = kernels.measure(case, kernels.Rates(copy=1e9, matrix=1e12))
-    assert (row["launch"], row["best"], row["twin"]) == ({"how": "fast"}, 1e-6, 8e-6)
+    assert (row["launch"], row["best"], row["reference"]) == ({"how": "fast"}, 1e-6, 8e-6)
     assert row["floor"] == pytest.approx(512e-9)
     assert [line.split(":")[0] for line in row["wrong"]] == ["how=wrong", "how=nothing"]
 
 
 def test_cases_of_kernels(monkeypatch):
-    """Their twins take them; the CPU has no other."""
+    """Their references take them; the CPU has no other."""
     for name, value in dict(DEVICE="cpu", TRAIN=1, INFER=1).items():
         monkeypatch.setattr(kernels, name, value)
     monkeypatch.setattr(op, "has_triton", lambda: False)

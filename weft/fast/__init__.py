@@ -6,12 +6,13 @@ It speeds up training and inference on NVIDIA GPUs; parameters, state dict and r
 rounding. `weft.plain(model)` undoes it; `weft.fast.swap.fast` says all of it. The package, which is called here, has
 
 swap.py       fast, plain: fused forms in place of plain classes, and back
-tape.py       a block as one step for torch
-ops.py linear.py blocks.py      what fused forms are made of
-ceit.py cetnet.py cvt.py vitae.py vt.py      the forms, a file for each family
-fuse.py       the copy for inference; class_token.py packed_linear.py on_cpu.py what runs differently in it
-record.py     a block's launches recorded, replay.py a model's; graphs.py recordings, CUDA graphs
-rehearse.py   kernels compiled at a model's first call; compiled.py what torch.compile sees
+fuse.py       the copy for inference
+replay.py     a model whose launches are recorded as a whole
+precompile.py kernels compiled at a model's first call
+forms/        the fused forms, a file for each family; whole_models.py theirs, compiled.py what torch.compile sees
+tape/         what forms are made of: tape.py a block as one node of autograd, ops.py linear.py blocks.py its layers
+recording/    record.py a block's launches recorded; graphs.py recordings, which are CUDA graphs
+inference/    what runs differently in the copy for inference
 """
 
 import sys

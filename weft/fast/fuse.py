@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from weft.errors import WeftError
-from weft.fast.class_token import FusedClassTokenCvT, FusedClassTokenStage
-from weft.fast.on_cpu import FusedTokenBlock
-from weft.fast.packed_linear import LINEAR, PackedLinear
+from weft.fast.inference.class_token import FusedClassTokenCvT, FusedClassTokenStage
+from weft.fast.inference.on_cpu import FusedTokenBlock
+from weft.fast.inference.packed_linear import LINEAR_TYPES, PackedLinear
 from weft.fast.replay import Replayed
 from weft.fast.swap import fast, plain
 from weft.models._timm import ConvBnAct, DepthwiseSeparableConv, EdgeResidual, InvertedResidual
@@ -80,7 +80,7 @@ def fuse(model: ModelT) -> ModelT:
             module.fused = True  # pyright: ignore[reportArgumentType]  and so it cannot be saved
         elif isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-        elif isinstance(module, nn.Linear) and type(module) in LINEAR:
+        elif isinstance(module, nn.Linear) and type(module) in LINEAR_TYPES:
             if not isinstance(module, PackedLinear):
                 PackedLinear.of(module)
             module.weight.data = module.weight.data.t().contiguous().t()  # (out, in), stored by columns

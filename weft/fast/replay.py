@@ -10,7 +10,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from weft.errors import WeftError, check_positive
-from weft.fast.graphs import Key, Pool, Recording, attempt, circumstances, uncached
+from weft.fast.recording.graphs import (
+    GraphPool,
+    Key,
+    Recording,
+    capture_key,
+    precision,
+    settings_of,
+    try_recording,
+    without_autocast_cache,
+)
 from weft.fast.swap import replaying
 
 WARM_UPS = 3  # passes in front of a recording, in which libraries choose kernels and reserve memory
@@ -31,7 +40,7 @@ def replay(model: nn.Module, *, most: int = 4) -> "Replayed":
     whose predecessor still waits for its backward pass, and all passes of a model that cannot be recorded, since it
     asks the GPU for numbers on its way. The recordings, CUDA graphs, take memory of their own, so that only those of
     the `most` shapes that came last are kept. Weights may change in place; where they are moved or frozen, or modules
-    change between training and evaluation, there is another recording.
+    change between training and evaluation or their rates of dropout, there is another recording.
 
     A replayed pass has one backward pass and no second derivatives. Hooks run while a pass is recorded, and not later.
     For several processes: DistributedDataParallel(weft.replay(model)).
@@ -54,21 +63,21 @@ class Replayed(nn.Module):
         self.model = model
         self.train(model.training)
         self.most = most
-        self._answers: dict[Key, Recording | None] = {}  # None: cannot be recorded
-        self._passes: dict[Key, Recording | None] = {}
+        self._inference: dict[Key, Recording | None] = {}  # None: cannot be recorded
+        self._training: dict[Key, Recording | None] = {}
         self._seen: dict[Key, int] = {}
         self.forget()
 
     def forget(self) -> None:
         """Frees the memory of all recordings."""
-        for recordings in (self._answers, self._passes):
+        for recordings in (self._inference, self._training):
             for key in [key for key, recording in recordings.items() if recording is not None]:
                 del recordings[key]
         self._seen.clear()
-        self._pool: Pool | None = None  # of all passes: never are two of them under way
+        self._pool: GraphPool | None = None  # of all passes: never are two of them under way
 
     def __getattr__(self, name: str) -> Any:
-        """What this does not have, the model may."""
+        """Looks in the model for what this does not have."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -84,7 +93,7 @@ class Replayed(nn.Module):
 
     @property
     def holds_memory(self) -> bool:
-        return any(self._answers.values()) or any(self._passes.values())
+        return any(self._inference.values()) or any(self._training.values())
 
     def forward(self, x: Tensor) -> Any:
         if not is_on_gpu(x) or x.requires_grad or torch.compiler.is_compiling():
@@ -99,23 +108,24 @@ class Replayed(nn.Module):
         with torch.cuda.device(x.device):  # streams and graphs are those of the current one
             if torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters()):
                 return self._train(x)
-            return self.model(x) if self.model.training else self._answer(x)
+            return self.model(x) if self.model.training else self._infer(x)
 
-    def _answer(self, x: Tensor) -> Any:
-        answer = self._find(self._answers, (*circumstances(x), *state(self.model)), x, lambda: self._record_answer(x))
-        return self.model(x) if answer is None else answer([x], [])
+    def _infer(self, x: Tensor) -> Any:
+        key = *capture_key(x), *state_key(self.model)
+        recorded = self._find(self._inference, key, x, lambda: self._record_inference(x))
+        return self.model(x) if recorded is None else recorded([x], [])
 
     def _train(self, x: Tensor) -> Any:
-        key = *circumstances(x), *state(self.model)
-        if (self._pool and self._pool.waiting) or self._is_new(key):
-            with uncached(x):  # as in the recording, so that a compiled model is compiled once
+        key = *capture_key(x), *state_key(self.model)
+        if (self._pool and self._pool.pending) or self._is_warming_up(key):
+            with without_autocast_cache(x):  # as in the recording, so that a compiled model is compiled once
                 return self.model(x)
-        recorded = self._find(self._passes, key, x, lambda: self._record_pass(x))
+        recorded = self._find(self._training, key, x, lambda: self._record_training(x))
         if recorded is None:
             return self.model(x)
         return recorded([x], [p for p in self.model.parameters() if p.requires_grad])
 
-    def _is_new(self, key: Key) -> bool:
+    def _is_warming_up(self, key: Key) -> bool:
         """Counts the passes of a shape until there are enough; they warm up what is recorded then."""
         if len(self._seen) > MOST_COUNTED:
             self._seen.clear()
@@ -126,9 +136,12 @@ class Replayed(nn.Module):
         self, recordings: dict[Key, Recording | None], key: Key, x: Tensor, record: Callable[[], Recording]
     ) -> Recording | None:
         """The recording for a key, made where there is none yet; None where that cannot be."""
-        recording = recordings.pop(key) if key in recordings else attempt(record, x)
-        if recording is None:
-            self.forget()  # others took memory, or draw their random numbers from a state that is no longer in use
+        if key in recordings:
+            recording = recordings.pop(key)
+        else:
+            recording = try_recording(record, x)
+            if recording is None:  # others took memory, or draw their random numbers from a state no longer in use
+                self.forget()
         recordings[key] = recording  # the last in the dictionary is the last that was used
         while len(recordings) > self.most:
             oldest = next(iter(recordings))
@@ -136,22 +149,22 @@ class Replayed(nn.Module):
             self._seen.pop(oldest, None)
         return recording
 
-    def _record_pass(self, x: Tensor) -> Recording:
+    def _record_training(self, x: Tensor) -> Recording:
         free_cache()
-        self._pool = self._pool or Pool()
+        self._pool = self._pool or GraphPool()
         return Recording(self.model, [x], self._pool)
 
-    def _record_answer(self, x: Tensor) -> Recording:
+    def _record_inference(self, x: Tensor) -> Recording:
         warm_up(self.model, x)
         free_cache()
-        return Recording(self.model, [x], Pool())
+        return Recording(self.model, [x], GraphPool())
 
 
 def warm_up(model: nn.Module, x: Tensor) -> None:
     """Calls the model as often as a recording needs it to, in another stream, as that does."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), uncached(x):
+    with torch.cuda.stream(stream), without_autocast_cache(x):
         for _ in range(WARM_UPS):
             model(x)
     torch.cuda.current_stream().wait_stream(stream)
@@ -167,10 +180,12 @@ def is_on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def state(model: nn.Module) -> Key:
-    """What else decides a model's launches, and must not change between a recording and its replay."""
+def state_key(model: nn.Module) -> Key:
+    """All else that decides a model's launches, and must not change between a recording and its replay."""
     return (
+        precision(),
+        tuple(own[name] for own, name in settings_of(model.modules())),
         tuple((type(module), module.training) for module in model.modules()),
-        tuple((p.data_ptr(), p.requires_grad) for p in model.parameters()),
+        tuple((p.data_ptr(), p.dtype, p.requires_grad) for p in model.parameters()),
         tuple(buffer.data_ptr() for buffer in model.buffers()),
     )

@@ -18,15 +18,16 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
 from weft.errors import WeftError
-from weft.fast.record import Recordings, may_record
-from weft.fast.tape import Tape, one_step
+from weft.fast.recording.record import BlockRecordings, may_record
+from weft.fast.tape.tape import Tape, run_as_one_node
 from weft.kernels.switch import has_triton, kernels_are_on, usable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 FormT = TypeVar("FormT", bound=type)
 FORMS: dict[type, type] = {}  # plain class to fused form
 PLAIN: dict[type, type] = {}  # and back
-NOTES = ("_parts", "_passed_by", "_fits", "_rehearsed", "_recordings")  # what fused forms write down about themselves
+# Attributes that fused forms have beside those of the plain class.
+FUSED_ATTRIBUTES = ("_parts", "_bypassed", "_fits", "_precompiled", "_recordings")
 
 
 def fused(plain: type) -> Callable[[FormT], FormT]:
@@ -41,10 +42,10 @@ def fused(plain: type) -> Callable[[FormT], FormT]:
 
 @cache
 def import_forms() -> None:
-    """Imports every file of this package: each registers what it has."""
-    package = importlib.import_module("weft.fast")
-    for info in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"weft.fast.{info.name}")
+    """Imports every file with forms: each registers what it has."""
+    for folder in ("weft.fast.forms", "weft.fast.inference"):
+        for info in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+            importlib.import_module(f"{folder}.{info.name}")
 
 
 def fast(model: ModelT, *, record: bool = True) -> ModelT:
@@ -75,8 +76,8 @@ def fast(model: ModelT, *, record: bool = True) -> ModelT:
             module.__class__ = form
     for module in model.modules():
         if isinstance(module, Fused):
-            module.remember()
-            module.__dict__["_recordings"] = Recordings() if record else None
+            module.remember_parts()
+            module.__dict__["_recordings"] = BlockRecordings() if record else None
     return model
 
 
@@ -92,7 +93,7 @@ def plain(model: ModelT) -> ModelT:
     for module in model.modules():
         if type(module) in PLAIN:
             module.__class__ = PLAIN[type(module)]
-            for key in NOTES:
+            for key in FUSED_ATTRIBUTES:
                 module.__dict__.pop(key, None)
     return model
 
@@ -109,11 +110,11 @@ replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 
 
 class Fused:
-    """What a fused form derives from, in front of its plain class: it computes `steps` as one step for torch."""
+    """The base of every fused form, in front of its plain class: it computes `steps` as one node of autograd."""
 
     # Elements of the input below which the plain form runs where Python launches: that would take longer than a GPU
     # needs without our kernels. Measured with an H200 on a slow processor.
-    LEAST = 2**24
+    MIN_ELEMENTS = 2**24
 
     @classmethod
     def fits(cls, module: Any) -> bool:
@@ -128,7 +129,7 @@ class Fused:
         raise NotImplementedError
 
     def compiled(self, *inputs: Any) -> Any:
-        """What compilers see."""
+        """The computation that compilers see."""
         return super().forward(*inputs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -138,59 +139,69 @@ class Fused:
 
     def compute(self, *inputs: Any) -> Any:
         """The fused form, launched by Python."""
-        return one_step(self.steps, *inputs)
+        return run_as_one_node(self.steps, *inputs)
 
     def run(self, plain: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        """What `plain` gives, from the fused form where it can run: replayed, or launched if that takes no longer."""
+        """Computes `plain` by the fused form where that can run: replayed, or launched if it takes no longer."""
         if named or not self.is_fused(*inputs):
             return plain(*inputs, **named)
-        recordings: Recordings | None = self.__dict__["_recordings"]
-        if replaying.get() or recordings is None or not may_record(inputs[0]):
-            is_near = replaying.get()
+        recordings: BlockRecordings | None = self.__dict__["_recordings"]
+        if replaying.get() or recordings is None or "_is_replica" in self.__dict__ or not may_record(inputs[0]):
+            expects_recording = replaying.get()  # a replica, of DataParallel, has no parameters of its own
         else:
             found = recordings.run(self.compute, [part for part, *_ in self.__dict__["_parts"]], inputs)
             if found is not None:
                 return found
-            is_near = recordings.is_near
-        return self.compute(*inputs) if is_near or inputs[0].numel() >= self.LEAST else plain(*inputs)
+            expects_recording = recordings.expects_recording
+        return self.compute(*inputs) if expects_recording or inputs[0].numel() >= self.MIN_ELEMENTS else plain(*inputs)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """TorchScript compiles the plain form."""
         module: Any = copy.copy(self)
         module.__class__ = next(kind for kind in type(self).__mro__ if kind in FORMS)
         module.__dict__["_modules"] = dict(module.__dict__["_modules"])
-        for key in NOTES:
+        for key in FUSED_ATTRIBUTES:
             module.__dict__.pop(key, None)
         return module
 
     def is_fused(self, *inputs: Any) -> bool:
         """Whether the fused form knows these inputs, here and now."""
         x = inputs[0]
-        return is_plain(x) and usable(x) and x.numel() > 0 and self.is_untouched() and self.ready(*inputs)
+        return is_eager_tensor(x) and usable(x) and x.numel() > 0 and self.is_unmodified() and self.ready(*inputs)
 
-    def remember(self) -> None:
-        """Takes down what is inside, to notice what changes later."""
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Converts or moves the block as torch does; recordings of weights that are elsewhere now free their memory."""
+        recordings: BlockRecordings | None = self.__dict__.get("_recordings")
+        module: Any = self
+        before = [p.data_ptr() for p in module.parameters()] if recordings is not None and recordings.made else []
+        found = super()._apply(fn, recurse)  # pyright: ignore[reportAttributeAccessIssue]
+        if recordings is not None and before and before != [p.data_ptr() for p in module.parameters()]:
+            recordings.made.clear()
+        return found
+
+    def remember_parts(self) -> None:
+        """Takes a snapshot of what is inside, to notice what changes later."""
         parts: list[nn.Module] = list(self.modules())  # pyright: ignore[reportAttributeAccessIssue]
-        self.__dict__["_parts"] = taken_down(parts)
+        self.__dict__["_parts"] = snapshot(parts)
 
-    def is_untouched(self) -> bool:
+    def is_unmodified(self) -> bool:
         """Whether calling the modules inside would do nothing but what their classes say, as when `fast` saw them.
 
         `steps` reads the parameters of modules that it does not call. That must not happen where somebody has put
         something else in a module's place, hooked it, pruned it or parametrised it.
         """
-        return are_untouched(self.__dict__["_parts"], self)
+        return are_unmodified(self.__dict__["_parts"], self)
 
 
-Parts = list[tuple[nn.Module, type, tuple[nn.Module | None, ...]]]
+Snapshot = list[tuple[nn.Module, type, tuple[nn.Module | None, ...]]]
 
 
-def taken_down(parts: Sequence[nn.Module]) -> Parts:
+def snapshot(parts: Sequence[nn.Module]) -> Snapshot:
     """These modules, their classes, and what is inside of each."""
     return [(part, type(part), tuple(part._modules.values())) for part in parts]
 
 
-def are_untouched(parts: Parts, owner: Any) -> bool:
+def are_unmodified(parts: Snapshot, owner: Any) -> bool:
     """Whether all of these are as they were, and nobody watches them; `owner`, which is called, may be watched."""
     if module_hooks._has_any_global_hook():
         return False
@@ -218,7 +229,7 @@ def is_exactly(module: Any, *kinds: type) -> bool:
     return PLAIN.get(type(module), type(module)) in kinds
 
 
-def is_plain(x: Any) -> bool:
+def is_eager_tensor(x: Any) -> bool:
     """Whether this is a tensor in eager mode, and no tracer, subclass or mode that wants to see torch's operations."""
     return (
         type(x) in (Tensor, nn.Parameter)

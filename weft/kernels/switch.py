@@ -19,14 +19,14 @@ OLDEST_TRITON = (3, 6)  # the oldest that they were tried with
 WORDS = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
 
 
-def wanted(word: str) -> bool:
-    """What the environment's WEFT_KERNELS says."""
+def parse_switch(word: str) -> bool:
+    """The value of the environment's WEFT_KERNELS, on or off, as a bool."""
     if word.lower() not in WORDS:
         raise WeftError(f"WEFT_KERNELS={word!r} is neither on nor off.")
     return WORDS[word.lower()]
 
 
-_on = wanted(os.environ.get("WEFT_KERNELS") or "on")
+_on = parse_switch(os.environ.get("WEFT_KERNELS") or "on")
 
 
 def kernels_are_on() -> bool:

@@ -19,17 +19,17 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 KINDS = tuple(kind for kind in FUNCTIONS if kind != "none")
 
 
-def plain_activation(x: Tensor, kind: str) -> Tensor:
-    """The twin; "none" leaves x as it is."""
+def reference_activation(x: Tensor, kind: str) -> Tensor:
+    """The activation called `kind`; "none" leaves x as it is."""
     return FUNCTIONS[kind](x)
 
 
-def _plain_backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of x, and the activation once more if it is wanted `again`."""
+def _reference_backward(grad: Tensor, x: Tensor, kind: str, with_output: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of x, and the activation once more `with_output`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        y = plain_activation(x, kind)
-        return torch.autograd.grad(y, x, grad)[0], y.detach() if again else None
+        y = reference_activation(x, kind)
+        return torch.autograd.grad(y, x, grad)[0], y.detach() if with_output else None
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
@@ -42,5 +42,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return activation_backward.run(grad, x, ctx.kind, False)[0], None
 
 
-activation_backward = define("activation_backward", _plain_backward, "activation.backward")
-activation_forward = define("activation", plain_activation, "activation.forward", setup=_setup, backward=_backward)
+activation_backward = define("activation_backward", _reference_backward, "activation.backward")
+activation_forward = define("activation", reference_activation, "activation.forward", setup=_setup, backward=_backward)

@@ -13,13 +13,13 @@ HEAD_WIDTHS = (16, 32, 64, 128)
 MOST_KEYS = 128
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
-    """The twin. q: (B, N, C); k, v: (B, L, C), channels in `heads`; returns (B, N, C)."""
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
+    """The reference. q: (B, N, C); k, v: (B, L, C), channels in `heads`; returns (B, N, C)."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
 
-attention_forward = define("attention", plain_attention, "attention.forward")
+attention_forward = define("attention", reference_attention, "attention.forward")
 
 
 def suits_heads(width: int) -> bool:

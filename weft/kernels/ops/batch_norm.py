@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.ops.activation import plain_activation
+from weft.kernels.ops.activation import reference_activation
 from weft.kernels.ops.op import define
 
 # The statistics; the running ones are changed ---------------------------------------------------------------------
 
 
-def _plain_statistics(
+def _reference_statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float
 ) -> Tensor:
     """Mean and biased variance of each channel, (2, C)."""
@@ -29,7 +29,7 @@ def _plain_statistics(
     return torch.stack([mean, var])
 
 
-batch_norm_statistics = define("batch_norm_statistics", _plain_statistics, "batch_norm.statistics")
+batch_norm_statistics = define("batch_norm_statistics", _reference_statistics, "batch_norm.statistics")
 
 
 # The rest, with a gradient ----------------------------------------------------------------------------------------
@@ -41,14 +41,14 @@ def _finish(y: Tensor, act: str, residual: Tensor | None, keep: Tensor | None) -
         y = y * keep.to(y.dtype).view(-1, 1, 1, 1)
     if residual is not None:
         y = residual + y
-    return plain_activation(y, act)
+    return reference_activation(y, act)
 
 
-def plain_norm_act(
+def reference_norm_act(
     x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
     residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
-    """The twin."""
+    """act(keep * bn(x) + residual)."""
     if var is None:
         mean, var = mean.unbind(0)
     wide = torch.promote_types(x.dtype, mean.dtype)
@@ -60,20 +60,20 @@ def output_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
     return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
 
 
-def _plain_backward(
+def _reference_backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, with_output: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of x, weight, bias and residual, and y once more if it is wanted `again`."""
+    """The gradients of x, weight, bias and residual, and y once more `with_output`."""
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
         leaves += [residual.detach().requires_grad_()] if residual is not None and act != "none" else []
         x, weight, bias, *rest = leaves
         if var is None:
             var, mean = torch.var_mean(x.to(mean.dtype), dim=list(range(x.dim() - 1)), correction=0)
-        y = plain_norm_act(x, mean, var, weight, bias, rest[0] if rest else residual, keep, eps, act)
+        y = reference_norm_act(x, mean, var, weight, bias, rest[0] if rest else residual, keep, eps, act)
         found = torch.autograd.grad(y, leaves, grad.to(y.dtype))
-    return *found[:3], found[3] if rest else None, y.detach() if again else None
+    return *found[:3], found[3] if rest else None, y.detach() if with_output else None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,5 +90,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, None, None, grad_weight, grad_bias, grad_residual, None, None, None
 
 
-batch_norm_act_backward = define("batch_norm_act_backward", _plain_backward, "batch_norm.backward")
-batch_norm_act_forward = define("batch_norm_act", plain_norm_act, "batch_norm.apply", setup=_setup, backward=_backward)
+batch_norm_act_backward = define("batch_norm_act_backward", _reference_backward, "batch_norm.backward")
+batch_norm_act_forward = define(
+    "batch_norm_act", reference_norm_act, "batch_norm.apply", setup=_setup, backward=_backward
+)

@@ -14,11 +14,11 @@ from typing import Optional
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.ops.activation import plain_activation
+from weft.kernels.ops.activation import reference_activation
 from weft.kernels.ops.op import define
 
 
-def plain_conv_act(
+def reference_conv_act(
     x: Tensor,
     weight: Tensor,
     bias: Optional[Tensor],
@@ -28,10 +28,10 @@ def plain_conv_act(
     groups: int,
     act: str,
 ) -> Tensor:
-    """The twin: act(conv(x) + bias + residual) of (B, H, W, C) maps."""
+    """The reference: act(conv(x) + bias + residual) of (B, H, W, C) maps."""
     bias = None if bias is None else bias.to(x.dtype)
     y = F.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), bias, stride, padding, groups=groups).permute(0, 2, 3, 1)
-    return plain_activation(y if residual is None else y + residual, act)
+    return reference_activation(y if residual is None else y + residual, act)
 
 
-conv_act_forward = define("conv_act", plain_conv_act, "conv_act.forward")
+conv_act_forward = define("conv_act", reference_conv_act, "conv_act.forward")

@@ -9,21 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.kernels.ops.activation import plain_activation
+from weft.kernels.ops.activation import reference_activation
 from weft.kernels.ops.op import define
 
 WIDEST = 32  # channels of a group
 
 
-def plain_grouped_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int, act: str) -> Tensor:
-    """The twin: `act` of a 3x3 convolution with padding 1, (B, H, W, C_in) -> (B, H, W, C_out)."""
+def reference_grouped_conv(x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int, act: str) -> Tensor:
+    """The reference: `act` of a 3x3 convolution with padding 1, (B, H, W, C_in) -> (B, H, W, C_out)."""
     if bias is not None:
         bias = bias.to(x.dtype)
     y = F.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), bias, padding=1, groups=groups)
-    return plain_activation(y.permute(0, 2, 3, 1), act)
+    return reference_activation(y.permute(0, 2, 3, 1), act)
 
 
-def plain_backward(
+def reference_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the map, and of weight and bias as one row of float32 numbers."""
@@ -31,7 +31,7 @@ def plain_backward(
         bias = weight.new_zeros(len(weight))
     with torch.enable_grad():
         x, weight, bias = (t.detach().requires_grad_() for t in (x, weight, bias))
-        y = plain_grouped_conv(x, weight, bias, groups, act)
+        y = reference_grouped_conv(x, weight, bias, groups, act)
         grad_x, grad_weight, grad_bias = torch.autograd.grad(y, (x, weight, bias), grad)
     return grad_x.contiguous(), torch.cat([grad_weight.flatten(), grad_bias]).float()
 
@@ -54,7 +54,7 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, int, str], out
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
     x, weight, bias = ctx.saved_tensors
-    grad_x, parameters = grouped_conv_backward.inside(grad, x, weight, bias, ctx.groups, ctx.act)
+    grad_x, parameters = grouped_conv_backward.dispatch(grad, x, weight, bias, ctx.groups, ctx.act)
     grad_weight = parameters[: weight.numel()].view(weight.shape).to(weight.dtype)
     grad_bias = None if bias is None else parameters[weight.numel() :].to(bias.dtype)
     return grad_x, grad_weight, grad_bias, None, None
@@ -63,13 +63,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, No
 grouped_conv_backward = define(
     "grouped_conv_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, int groups, str act)"
     " -> (Tensor, Tensor)",
-    plain_backward,
+    reference_backward,
     "grouped.backward",
     _fake_backward,
 )
 grouped_conv_forward = define(
     "grouped_conv(Tensor x, Tensor weight, Tensor? bias, int groups, str act) -> Tensor",
-    plain_grouped_conv,
+    reference_grouped_conv,
     "grouped.forward",
     _fake,
     _setup,

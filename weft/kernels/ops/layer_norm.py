@@ -36,11 +36,11 @@ def _normed(x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor, eps: fl
     return tokens if normed_cls is None else torch.cat([normed_cls, tokens], dim=1), None
 
 
-def plain_residual_norm(
+def reference_residual_norm(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
     dtype: torch.dtype, joined: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-    """The twin: the sum and its class token, where there is a y; then its norm in `dtype`, tokens if `joined`."""
+    """The reference: the sum and its class token, where there is a y; then its norm in `dtype`, tokens if `joined`."""
     total = total_cls = None
     if y is not None:
         x, cls = total, total_cls = _add(x, cls, y, keep)
@@ -48,7 +48,7 @@ def plain_residual_norm(
     return total, total_cls, normed.to(dtype), None if normed_cls is None else normed_cls.to(dtype)
 
 
-def _plain_backward(
+def _reference_backward(
     grad: Tensor, grad_cls: Tensor | None, grad_sum: Tensor | None, grad_sum_cls: Tensor | None,
     x: Tensor, cls: Tensor | None, keep: Tensor | None, weight: Tensor, eps: float,
     x_dtype: torch.dtype, y_dtype: torch.dtype | None, joined: bool,
@@ -112,7 +112,7 @@ def _backward(
     return grad_x, grad_x_cls, grad_y, None, grad_weight, grad_bias, None, None, None
 
 
-residual_norm_backward = define("residual_norm_backward", _plain_backward, "layer_norm.backward")
+residual_norm_backward = define("residual_norm_backward", _reference_backward, "layer_norm.backward")
 residual_norm_forward = define(
-    "residual_norm", plain_residual_norm, "layer_norm.forward", setup=_setup, backward=_backward
+    "residual_norm", reference_residual_norm, "layer_norm.forward", setup=_setup, backward=_backward
 )

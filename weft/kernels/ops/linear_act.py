@@ -7,14 +7,14 @@ did where channels are few.
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.ops.activation import plain_activation
+from weft.kernels.ops.activation import reference_activation
 from weft.kernels.ops.op import define
 
 
-def plain_linear_act(x: Tensor, weight: Tensor, bias: Tensor, act: str, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """The twin: (..., C) -> act(x weight' + bias), and that without the activation if it is to be kept."""
+def reference_linear_act(x: Tensor, weight: Tensor, bias: Tensor, act: str, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """The reference: (..., C) -> act(x weight' + bias), and that without the activation if it is to be kept."""
     y = F.linear(x, weight, bias)
-    return plain_activation(y, act), y if keep else None
+    return reference_activation(y, act), y if keep else None
 
 
-linear_act_forward = define("linear_act", plain_linear_act, "linear_act.forward")
+linear_act_forward = define("linear_act", reference_linear_act, "linear_act.forward")

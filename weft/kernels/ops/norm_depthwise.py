@@ -9,26 +9,26 @@ from typing import Any
 from torch import Tensor
 
 from weft.kernels.ops import depthwise
-from weft.kernels.ops.batch_norm import batch_norm_act_backward, plain_norm_act
+from weft.kernels.ops.batch_norm import batch_norm_act_backward, reference_norm_act
 from weft.kernels.ops.op import define
 
 
-def plain_norm_depthwise(
+def reference_norm_depthwise(
     x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
     weight: Tensor, bias: Tensor | None, stride: int,
 ) -> Tensor:  # fmt: skip
-    """The twin. `moments`, (2, C), are mean and variance of this batch's x, through which x gets a gradient as well."""
-    x = plain_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
-    return depthwise.plain_depthwise(x, weight, bias, None, None, stride, "none", "none")
+    """The convolution of act(bn(x)). `moments`, (2, C), are those of this batch, through which x has a gradient."""
+    x = reference_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
+    return depthwise.reference_depthwise(x, weight, bias, None, None, stride, "none", "none")
 
 
-def _plain_backward(
+def _reference_backward(
     grad: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, eps: float, act: str,
     weight: Tensor, bias: Tensor | None, stride: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The gradients of act(bn(x)), weight and, where there is one, bias."""
-    x = plain_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
-    return depthwise.plain_backward(grad, x, weight, bias, stride)
+    x = reference_norm_act(x, moments, None, gamma, beta, None, None, eps, act)
+    return depthwise.reference_backward(grad, x, weight, bias, stride)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -46,7 +46,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, None, grad_gamma, grad_beta, None, None, grad_weight, grad_bias, None
 
 
-norm_depthwise_backward = define("norm_depthwise_backward", _plain_backward, "depthwise.norm_backward")
+norm_depthwise_backward = define("norm_depthwise_backward", _reference_backward, "depthwise.norm_backward")
 norm_depthwise = define(
-    "norm_depthwise", plain_norm_depthwise, "depthwise.norm_forward", setup=_setup, backward=_backward
+    "norm_depthwise", reference_norm_depthwise, "depthwise.norm_forward", setup=_setup, backward=_backward
 )

@@ -16,24 +16,24 @@ LIBRARY = torch.library.Library("weft", "DEF")
 
 
 class Operation:
-    """What `define` makes.
+    """An operation, made by `define`.
 
-    `run(*args)` is its result, by kernels on a GPU and by its twin elsewhere; torch does not differentiate it.
-    `forward(ctx, *args)` and `backward(ctx, *grads)` are for a `weft.fast.tape.Tape`. Called, it is an operator of
+    `run(*args)` is its result, by kernels on a GPU and by its reference elsewhere; torch does not differentiate it.
+    `forward(ctx, *args)` and `backward(ctx, *grads)` are for a `weft.fast.tape.tape.Tape`. Called, it is an operator of
     torch, with a gradient, and known to compilers; only a schema and a fake make it one.
     """
 
     def __init__(
         self,
         name: str,
-        plain: Callable[..., Any],
+        reference: Callable[..., Any],
         kernels: str,
         setup: Callable[..., None] | None,
         backward: Callable[..., Any] | None,
     ):
-        self.name, self.plain, self.kernels, self.setup, self.gradient = name, plain, kernels, setup, backward
+        self.name, self.reference, self.kernels, self.setup, self.gradient = name, reference, kernels, setup, backward
         self.operator: Any = None
-        self.refused = False  # by this GPU or this Triton
+        self.disabled = False  # since this GPU or this Triton does not run the kernels
 
     @cached_property
     def launch(self) -> Callable[..., Any]:
@@ -43,8 +43,8 @@ class Operation:
 
     def run(self, *args: Any) -> Any:
         tensor = args[0] if type(args[0]) is Tensor else next((a for a in args if isinstance(a, Tensor)), None)
-        if self.refused or tensor is None or not has_triton() or not (tensor.is_cuda or interpreted()):
-            return _in_order(self.plain(*args))
+        if self.disabled or tensor is None or not has_triton() or not (tensor.is_cuda or interpreted()):
+            return _contiguous(self.reference(*args))
         try:
             if tensor.is_cuda and tensor.get_device() != _current_device():
                 with torch.cuda.device(tensor.device):  # Triton launches on the current one
@@ -53,11 +53,11 @@ class Operation:
         except Exception as error:
             if not type(error).__module__.startswith("triton"):
                 raise
-            self._refuse(error)  # too large for this GPU, or not to this Triton's taste
-            return _in_order(self.plain(*args))
+            self._disable(error)  # too large for this GPU, or not to this Triton's taste
+            return _contiguous(self.reference(*args))
 
-    def _refuse(self, error: Exception) -> None:
-        self.refused = True
+    def _disable(self, error: Exception) -> None:
+        self.disabled = True
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"The kernel {self.name} does not run here, the plain path does: {reason}", stacklevel=3)
 
@@ -74,7 +74,7 @@ class Operation:
     def __call__(self, *args: Any) -> Any:
         return self.operator(*args)
 
-    def inside(self, *args: Any) -> Any:
+    def dispatch(self, *args: Any) -> Any:
         """As a part of another operation's gradient: an operator for compilers and other modes that want to see one."""
         seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
         return self.operator(*args) if seen else self.run(*args)
@@ -82,7 +82,7 @@ class Operation:
 
 def define(
     schema: str,
-    plain: Callable[..., Any],
+    reference: Callable[..., Any],
     kernels: str,
     fake: Callable[..., Any] | None = None,
     setup: Callable[..., None] | None = None,
@@ -92,13 +92,13 @@ def define(
 
     Args:
         schema: such as "act(Tensor x, str kind) -> Tensor"; the name alone if torch never sees the operation.
-        plain: the twin, used where no GPU is.
+        reference: the definition in plain PyTorch, used where no GPU is.
         kernels: the function in `weft.kernels.triton` that launches the kernels, such as "activation.forward".
         fake: the outputs' shapes and types, as empty tensors; without it torch's compiler never sees the operation.
         setup, backward: `torch.library.register_autograd`'s; without them there is no gradient.
     """
     name = schema.split("(")[0]
-    operation = Operation(name, plain, kernels, setup, backward)
+    operation = Operation(name, reference, kernels, setup, backward)
     if fake is not None:
         LIBRARY.define(schema)
         LIBRARY.impl(name, operation.run, "CompositeExplicitAutograd")
@@ -109,8 +109,8 @@ def define(
     return operation
 
 
-def _in_order(outputs: Any) -> Any:
-    """What kernels and fakes give is contiguous; a twin may give views of another order."""
+def _contiguous(outputs: Any) -> Any:
+    """Makes the outputs of a reference, which may be views, contiguous, as those of kernels and fakes are."""
     if isinstance(outputs, tuple):
         return tuple(None if out is None else out.contiguous() for out in outputs)
     return outputs.contiguous()

@@ -12,8 +12,8 @@ WIDEST = 128  # channels of which a program can hold context and matrix
 SPLITS = 4  # programs that share the tokens of a picture
 
 
-def plain_performer(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin, over (B, N, 3C) tokens that hold k, q and v side by side; and v.
+def reference_performer(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference, over (B, N, 3C) tokens that hold k, q and v side by side; and v.
 
     y = phi(q) (sum_t phi(k_t)^T v_t) / (phi(q) sum_t phi(k_t) + 1e-8) with phi(u) = exp(w u - |u|^2 / 2) / sqrt(m) for
     a fixed (m, C) matrix w. Features may leave the range of float32, so all of them stay logarithms until a softmax.
@@ -39,15 +39,15 @@ def outputs(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return y, v, found
 
 
-def _plain(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    y, v = plain_performer(kqv, w)
+def _reference(kqv: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y, v = reference_performer(kqv, w)
     return y, v, torch.zeros_like(outputs(kqv, w)[2])  # its own gradient needs nothing of that
 
 
-def _plain_backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:
+def _reference_backward(grad: Tensor, grad_v: Tensor, kqv: Tensor, w: Tensor, found: Tensor) -> Tensor:
     with torch.enable_grad():
         kqv = kqv.detach().requires_grad_()
-        return torch.autograd.grad(plain_performer(kqv, w), kqv, (grad, grad_v))[0]
+        return torch.autograd.grad(reference_performer(kqv, w), kqv, (grad, grad_v))[0]
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -56,19 +56,19 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor
 
 
 def _backward(ctx: Any, grad: Tensor, grad_v: Tensor, _: Tensor) -> tuple[Tensor, None]:
-    performer_backward.refused |= performer_forward.refused  # of whose twin the kernel would get zeros
-    return performer_backward.inside(grad, grad_v, *ctx.saved_tensors), None
+    performer_backward.disabled |= performer_forward.disabled  # whose reference gives it zeros for what kernels find
+    return performer_backward.dispatch(grad, grad_v, *ctx.saved_tensors), None
 
 
 performer_backward = define(
     "performer_backward(Tensor grad, Tensor grad_v, Tensor kqv, Tensor w, Tensor found) -> Tensor",
-    _plain_backward,
+    _reference_backward,
     "performer.backward",
     lambda grad, grad_v, kqv, w, found: torch.empty(kqv.shape, dtype=kqv.dtype, device=kqv.device),
 )
 performer_forward = define(
     "performer(Tensor kqv, Tensor w) -> (Tensor, Tensor, Tensor)",
-    _plain,
+    _reference,
     "performer.forward",
     outputs,
     _setup,

@@ -9,12 +9,12 @@ from torch import Tensor
 from weft.kernels.ops.op import define
 
 
-def plain_max_pool(x: Tensor, stride: int) -> Tensor:
-    """The twin: the largest of 3x3 neighbours, at every `stride`-th row and column."""
+def reference_max_pool(x: Tensor, stride: int) -> Tensor:
+    """The reference: the largest of 3x3 neighbours, at every `stride`-th row and column."""
     return F.max_pool2d(x.permute(0, 3, 1, 2), 3, stride, padding=1).permute(0, 2, 3, 1)
 
 
-def _plain(x: Tensor, stride: int, places: bool) -> tuple[Tensor, Tensor | None]:
+def _reference(x: Tensor, stride: int, places: bool) -> tuple[Tensor, Tensor | None]:
     """Also where in its window each largest value was, 0 to 8, if `places`."""
     y, index = F.max_pool2d(x.permute(0, 3, 1, 2), 3, stride, padding=1, return_indices=True)
     rows, columns = (torch.arange(n, device=x.device) * stride - 1 for n in y.shape[2:])
@@ -23,7 +23,7 @@ def _plain(x: Tensor, stride: int, places: bool) -> tuple[Tensor, Tensor | None]
     return y.permute(0, 2, 3, 1), place if places else None
 
 
-def _plain_backward(grad: Tensor, place: Tensor, height: int, width: int, stride: int) -> Tensor:
+def _reference_backward(grad: Tensor, place: Tensor, height: int, width: int, stride: int) -> Tensor:
     batch, rows, columns, channels = grad.shape
     padded = grad.new_zeros(batch, height + 2, width + 2, channels)
     for tap in range(9):
@@ -45,5 +45,5 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
     return max_pool_backward.run(grad, place, ctx.height, ctx.width, ctx.stride), None, None
 
 
-max_pool_backward = define("max_pool_backward", _plain_backward, "pool.backward")
-max_pool_forward = define("max_pool", _plain, "pool.forward", setup=_setup, backward=_backward)
+max_pool_backward = define("max_pool_backward", _reference_backward, "pool.backward")
+max_pool_forward = define("max_pool", _reference, "pool.forward", setup=_setup, backward=_backward)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.ops.depthwise import plain_depthwise
+from weft.kernels.ops.depthwise import reference_depthwise
 from weft.kernels.ops.op import define
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -14,15 +14,15 @@ Parameters = Sequence[Tensor | None] | None
 NONE = (None, None, None)
 
 
-def plain_qkv(
+def reference_qkv(
     x: Tensor, cls: Tensor | None, weights: Sequence[Tensor], biases: Parameters, scales: Parameters,
     shifts: Parameters, stride: int,
 ) -> Three:  # fmt: skip
-    """The twin."""
+    """Queries at stride 1, keys and values at `stride`, as tokens behind the class token where there is one."""
     strides = (1, stride, stride)
     filters = zip(weights, biases or NONE, scales or NONE, shifts or NONE, strides, strict=True)
     q, k, v = (
-        plain_depthwise(x, weight, bias, scale, shift, step, "none", "none").flatten(1, 2)
+        reference_depthwise(x, weight, bias, scale, shift, step, "none", "none").flatten(1, 2)
         for weight, bias, scale, shift, step in filters
     )
     return _join(cls, q, k, v)
@@ -35,11 +35,11 @@ def _join(cls: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Three:
     return torch.cat([cls, q], dim=1), torch.cat([cls, k], dim=1), torch.cat([cls, v], dim=1)
 
 
-def _plain(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
-    return plain_qkv(x, cls, rest[:3], rest[3:6], rest[6:9], rest[9:12], rest[12])
+def _reference(x: Tensor, cls: Tensor | None, *rest: Any) -> Three:
+    return reference_qkv(x, cls, rest[:3], rest[3:6], rest[6:9], rest[9:12], rest[12])
 
 
-def _plain_backward(
+def _reference_backward(
     grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor,
     bias: Tensor | None, has_cls: bool, stride: int,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
@@ -50,7 +50,7 @@ def _plain_backward(
     first = 1 if has_cls else 0
     with torch.enable_grad():
         x, *weights = (t.detach().requires_grad_() for t in (x, wq, wk, wv))
-        outputs = plain_qkv(x, None, weights, None, None, None, stride)
+        outputs = reference_qkv(x, None, weights, None, None, None, stride)
         grads = (grad_q, grad_k, grad_v)
         grad_x, *grad_weights = torch.autograd.grad(outputs, (x, *weights), [grad[:, first:] for grad in grads])
     grad_cls = (grad_q[:, :1] + grad_k[:, :1] + grad_v[:, :1]).to(x.dtype) if has_cls else None
@@ -80,5 +80,5 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     )
 
 
-qkv_backward = define("qkv_depthwise_backward", _plain_backward, "qkv.backward")
-qkv_forward = define("qkv_depthwise", _plain, "qkv.forward", setup=_setup, backward=_backward)
+qkv_backward = define("qkv_depthwise_backward", _reference_backward, "qkv.backward")
+qkv_forward = define("qkv_depthwise", _reference, "qkv.forward", setup=_setup, backward=_backward)

@@ -13,8 +13,8 @@ from weft.kernels.ops.op import define
 Pair = tuple[Tensor, Tensor | None]  # a (B, H, W, C) map and, where there is one, a (B, 1, C) class token
 
 
-def plain_add_branch(x: Tensor, cls: Tensor | None, y: Tensor, y_cls: Tensor | None, keep: Tensor | None) -> Pair:
-    """The twin."""
+def reference_add_branch(x: Tensor, cls: Tensor | None, y: Tensor, y_cls: Tensor | None, keep: Tensor | None) -> Pair:
+    """x + keep y; y are tokens, or a map beside the class token `y_cls`."""
     y_map = y
     if cls is not None and y_cls is None:
         y_map, y_cls = y[:, 1:], y[:, :1]
@@ -25,7 +25,7 @@ def plain_add_branch(x: Tensor, cls: Tensor | None, y: Tensor, y_cls: Tensor | N
     return x + y_map, cls + y_cls if cls is not None and y_cls is not None else None
 
 
-def _plain_backward(
+def _reference_backward(
     grad: Tensor, grad_cls: Tensor | None, keep: Tensor | None, dtype: torch.dtype, joined: bool
 ) -> Pair:
     """The gradients of y and y_cls; that of tokens if they were `joined`."""
@@ -60,5 +60,5 @@ def _backward(ctx: Any, grad: Tensor | None, grad_cls: Tensor | None) -> tuple[T
     return grad_x, grad_x_cls, *add_branch_backward.run(grad, grad_cls, keep, ctx.y_dtype, ctx.joined), None
 
 
-add_branch_backward = define("add_branch_backward", _plain_backward, "residual.branch_gradient")
-add_branch_forward = define("add_branch", plain_add_branch, "residual.add", setup=_setup, backward=_backward)
+add_branch_backward = define("add_branch_backward", _reference_backward, "residual.branch_gradient")
+add_branch_forward = define("add_branch", reference_add_branch, "residual.add", setup=_setup, backward=_backward)

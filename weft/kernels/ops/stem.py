@@ -7,23 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from weft.kernels.ops.activation import plain_activation
+from weft.kernels.ops.activation import reference_activation
 from weft.kernels.ops.op import define
 
 MOST_CHANNELS = 4
 MOST_BYTES = 1200  # of a picture that one output sees, holes included; more, and the library is better
 
 
-def plain_stem(
+def reference_stem(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], stride: int, padding: int, dilation: int, act: str
 ) -> Tensor:
-    """The twin: act(convolution)."""
+    """The reference: act(convolution)."""
     bias = None if bias is None else bias.to(x.dtype)
     y = F.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), bias, stride, padding, dilation)
-    return plain_activation(y.permute(0, 2, 3, 1), act)
+    return reference_activation(y.permute(0, 2, 3, 1), act)
 
 
-def plain_pyramid(
+def reference_pyramid(
     x: Tensor,
     weights: list[Tensor],
     biases: list[Tensor],
@@ -32,21 +32,21 @@ def plain_pyramid(
     dilations: list[int],
     act: str,
 ) -> Tensor:
-    """The twin of several, side by side in the channels; `biases` may be empty."""
+    """The reference of several, side by side in the channels; `biases` may be empty."""
     maps: list[Tensor] = []
     for i, weight in enumerate(weights):
         bias = biases[i] if len(biases) > 0 else None
-        maps.append(plain_stem(x, weight, bias, stride, paddings[i], dilations[i], "none"))
-    return plain_activation(torch.cat(maps, dim=-1), act)
+        maps.append(reference_stem(x, weight, bias, stride, paddings[i], dilations[i], "none"))
+    return reference_activation(torch.cat(maps, dim=-1), act)
 
 
-def plain_backward(
+def reference_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Optional[Tensor], stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of weight and, where there is one, bias."""
     with torch.enable_grad():
         inputs = [parameter.detach().requires_grad_() for parameter in (weight, bias) if parameter is not None]
-        y = plain_stem(x, inputs[0], None if bias is None else inputs[1], stride, padding, dilation, "none")
+        y = reference_stem(x, inputs[0], None if bias is None else inputs[1], stride, padding, dilation, "none")
         found = torch.autograd.grad(y, inputs, grad)
     return found[0], None if bias is None else found[1]
 
@@ -70,9 +70,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, *stem_backward.run(grad, x, weight, bias, *ctx.numbers), None, None, None, None
 
 
-stem_backward = define("stem_backward", plain_backward, "stem.weight_gradient")
-stem_forward = define("stem", plain_stem, "stem.forward", setup=_setup, backward=_backward)
-pyramid_forward = define("stem_pyramid", plain_pyramid, "stem.pyramid")
+stem_backward = define("stem_backward", reference_backward, "stem.weight_gradient")
+stem_forward = define("stem", reference_stem, "stem.forward", setup=_setup, backward=_backward)
+pyramid_forward = define("stem_pyramid", reference_pyramid, "stem.pyramid")
 
 
 def suits_stem(x: Tensor, *convs: nn.Conv2d) -> bool:

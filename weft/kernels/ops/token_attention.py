@@ -23,8 +23,8 @@ def split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(2, (heads, -1)).transpose(1, 2)  # (B, N, C) -> (B, heads, N, C / heads)
 
 
-def plain_pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The twin. q: (B, heads, L, D); x: (B, N, heads * D) pixels, keys and values in one.
+def reference_pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Weighted means of pixels. q: (B, heads, L, D); x: (B, N, heads * D) pixels, keys and values in one.
 
     Returns (B, L, heads * D) tokens, and the logarithm of what their weights were divided by, (B, heads, L).
     """
@@ -35,10 +35,12 @@ def plain_pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, 
     return tokens.transpose(1, 2).flatten(2), scores.to(wide).logsumexp(dim=3)
 
 
-def plain_tokens_to_pixels(
+def reference_tokens_to_pixels(
     x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
 ) -> Tensor:
-    """The twin. x: (B, N, heads * D); k, bias, v: (B, heads, L, D), (B, heads, L) or None, (B, heads, L, E).
+    """Adds to each pixel a weighted mean of tokens.
+
+    x: (B, N, heads * D); k, bias, v: (B, heads, L, D), (B, heads, L) or None, (B, heads, L, E).
 
     Returns shortcut + keep softmax(scale (x k^T + bias)) v, (B, N, heads * E); keep is None or (B,).
     """
@@ -52,12 +54,12 @@ def plain_tokens_to_pixels(
 # Pixels to tokens -----------------------------------------------------------------------------------------------
 
 
-def _gather_backward_plain(
+def _gather_reference_backward(
     grad: Tensor, q: Tensor, x: Tensor, out: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         q, x = q.detach().requires_grad_(), x.detach().requires_grad_()
-        grads = torch.autograd.grad(plain_pixels_to_tokens(q, x, scale)[0], (q, x), grad)
+        grads = torch.autograd.grad(reference_pixels_to_tokens(q, x, scale)[0], (q, x), grad)
     return grads[0], grads[1]
 
 
@@ -66,16 +68,20 @@ def _gather_setup(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[
     ctx.save_for_backward(q, x, *output)
 
 
-def _gather_grads(ctx: Any, grad: Tensor, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
+def _gather_backward(ctx: Any, grad: Tensor, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
     grad_q, grad_x = pixels_to_tokens_backward.run(grad, *ctx.saved_tensors, ctx.scale)
     return grad_q, grad_x, None
 
 
 pixels_to_tokens_backward = define(
-    "pixels_to_tokens_backward", _gather_backward_plain, "token_attention.gather_backward"
+    "pixels_to_tokens_backward", _gather_reference_backward, "token_attention.pixels_to_tokens_backward"
 )
 pixels_to_tokens_forward = define(
-    "pixels_to_tokens", plain_pixels_to_tokens, "token_attention.gather", setup=_gather_setup, backward=_gather_grads
+    "pixels_to_tokens",
+    reference_pixels_to_tokens,
+    "token_attention.pixels_to_tokens",
+    setup=_gather_setup,
+    backward=_gather_backward,
 )
 
 
@@ -89,21 +95,21 @@ def fits(*widths: int) -> bool:
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
-def _spread_backward_plain(
+def _spread_reference_backward(
     grad: Tensor, x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, keep: Optional[Tensor], scale: float
 ) -> Grads:
     with torch.enable_grad():
         given: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, k, bias, v)]
-        y = plain_tokens_to_pixels(*given, shortcut=torch.zeros_like(grad), keep=keep, scale=scale)
+        y = reference_tokens_to_pixels(*given, shortcut=torch.zeros_like(grad), keep=keep, scale=scale)
         grads = torch.autograd.grad(y, [t for t in given if t is not None], grad)
     x, k, *shift, v = grads
     return x, k, shift[0] if shift else None, v
 
 
-def _spread_plain(
+def _spread_reference(
     x: Tensor, k: Tensor, bias: Optional[Tensor], v: Tensor, shortcut: Tensor, keep: Optional[Tensor], scale: float
 ) -> Tensor:
-    return plain_tokens_to_pixels(x, k, bias, v, shortcut, keep, scale).to(shortcut.dtype)
+    return reference_tokens_to_pixels(x, k, bias, v, shortcut, keep, scale).to(shortcut.dtype)
 
 
 def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -112,15 +118,19 @@ def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.shortcut_dtype = shortcut.dtype
 
 
-def _spread_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _spread_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, keep = ctx.saved_tensors
     grads = tokens_to_pixels_backward.run(grad, *tensors, keep, ctx.scale)
     return *grads, grad.to(ctx.shortcut_dtype), None, None
 
 
 tokens_to_pixels_backward = define(
-    "tokens_to_pixels_backward", _spread_backward_plain, "token_attention.spread_backward"
+    "tokens_to_pixels_backward", _spread_reference_backward, "token_attention.tokens_to_pixels_backward"
 )
 tokens_to_pixels_forward = define(
-    "tokens_to_pixels", _spread_plain, "token_attention.spread", setup=_spread_setup, backward=_spread_grads
+    "tokens_to_pixels",
+    _spread_reference,
+    "token_attention.tokens_to_pixels",
+    setup=_spread_setup,
+    backward=_spread_backward,
 )

@@ -55,8 +55,8 @@ def _biases(table: Tensor, window: int) -> Tensor:
     return F.embedding(step, table).permute(2, 0, 1)  # whose gradient is one sum; that of an index sorts
 
 
-def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
-    """The twin: windows are gathered from (B, H, W, C) maps, attend within themselves, and are put back."""
+def reference_window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
+    """The reference: windows are gathered from (B, H, W, C) maps, attend within themselves, and are put back."""
     heads, (_, height, width, _) = table.shape[1], q.shape
     pixels, seen = _windows(height, width, window, shifted, q.device)
     mask = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, float("-inf"))
@@ -71,12 +71,12 @@ def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, windo
     return y[:, pixels.flatten().argsort()[: height * width]].view(q.shape)
 
 
-def plain_backward(
+def reference_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         q, k, v, table = (x.detach().requires_grad_() for x in (q, k, v, table))
-        return torch.autograd.grad(plain_window_attention(q, k, v, table, window, shifted), (q, k, v, table), grad)
+        return torch.autograd.grad(reference_window_attention(q, k, v, table, window, shifted), (q, k, v, table), grad)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
@@ -95,20 +95,20 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return *window_attention_backward.inside(grad, *ctx.saved_tensors, ctx.window, ctx.shifted), None, None
+    return *window_attention_backward.dispatch(grad, *ctx.saved_tensors, ctx.window, ctx.shifted), None, None
 
 
 window_attention_backward = define(
     "window_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor table, int window, bool shifted)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
-    plain_backward,
+    reference_backward,
     "window_attention.backward",
     _fake_backward,
 )
 # (B, H, W, heads * dim) maps and a ((2 window - 1) ** 2, heads) table of biases -> a map
 window_attention = define(
     "window_attention(Tensor q, Tensor k, Tensor v, Tensor table, int window, bool shifted) -> Tensor",
-    plain_window_attention,
+    reference_window_attention,
     "window_attention.forward",
     _fake,
     _setup,

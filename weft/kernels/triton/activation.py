@@ -40,10 +40,10 @@ def forward(x: Tensor, kind: str) -> Tensor:
     return y
 
 
-def backward(grad: Tensor, x: Tensor, kind: str, again: bool) -> tuple[Tensor, Tensor | None]:
+def backward(grad: Tensor, x: Tensor, kind: str, with_output: bool) -> tuple[Tensor, Tensor | None]:
     grad, x = grad.contiguous(), x.contiguous()
     grad_x, size = torch.empty_like(x), x.numel()
-    y = torch.empty_like(x) if again else None
+    y = torch.empty_like(x) if with_output else None
     if size:
         launch(_backward, (cdiv(size, BLOCK),), grad, x, grad_x, y, size, KINDS[kind], BLOCK, num_warps=4)
     return grad_x, y

@@ -23,7 +23,7 @@ def relu(x):
 
 
 @triton.jit
-def size(x):
+def clamped_abs(x):
     """|x| up to 10: beyond, cdf(-|x|) is nothing, and the polynomials are no longer what they stand for."""
     return tl.minimum(tl.abs(x), 10.0, propagate_nan=tl.PropagateNan.ALL)
 
@@ -31,7 +31,7 @@ def size(x):
 @triton.jit
 def gelu(x):
     """x cdf(x) = relu(x) - |x| cdf(-|x|), with the logarithm of the last factor as a polynomial: to 1e-7."""
-    z = size(x)
+    z = clamped_abs(x)
     p = 3.177334588661149e-05 * z - 0.0007569015141606938
     p = p * z + 0.00803692344446852
     p = p * z - 0.05333731695470929
@@ -44,7 +44,7 @@ def gelu(x):
 @triton.jit
 def gelu_slope(x):
     """cdf(x) + x pdf(x). At -|x| a polynomial times exp(-x^2 / 2), at |x| one minus that: to 3e-7."""
-    z = size(x)
+    z = clamped_abs(x)
     p = -8.063281900050294e-06 * z + 0.00015194513047190475
     p = p * z - 0.0012711827288761862
     p = p * z + 0.0063828754767750705

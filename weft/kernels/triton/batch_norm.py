@@ -132,12 +132,12 @@ def _apply(
 @triton.jit(do_not_specialize=["rows", "positions"])
 def _reduce(
     grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial, rows, positions, eps,
-    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, AGAIN: tl.constexpr,
+    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, WITH_OUTPUT: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's.
 
-    AGAIN: and y, as `_apply` makes it, since all that it takes is at hand.
+    WITH_OUTPUT: and y, as `_apply` makes it, since all that it takes is at hand.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -153,13 +153,13 @@ def _reduce(
         upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
-        if ACT or AGAIN:
+        if ACT or WITH_OUTPUT:
             value = unit * gamma + beta
             if HAS_KEEP:
                 value *= factor
             if HAS_RESIDUAL:
                 value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
-        if AGAIN:
+        if WITH_OUTPUT:
             tl.store(y + start + tile, activate(value, ACT), mask=mask)
         if ACT:
             upstream *= slope(value, ACT)
@@ -264,12 +264,12 @@ def apply(
 
 def backward(
     grad: Tensor, x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
-    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, again: bool = False,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, with_output: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of x, weight, bias and, behind an activation, of the residual; and y, if it is wanted `again`."""
+    """The gradients of x, weight, bias and, behind an activation, of the residual; and y `with_output`."""
     grad_x, channels = x.new_empty(x.shape), x.shape[-1]
     grad_residual = None if residual is None or act == "none" else residual.new_empty(residual.shape)
-    y = x.new_empty(x.shape, dtype=output_dtype(x, residual)) if again else None
+    y = x.new_empty(x.shape, dtype=output_dtype(x, residual)) if with_output else None
     if not x.numel():
         return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual, y
     grad, x, residual = grad.contiguous(), x.contiguous(), None if residual is None else residual.contiguous()

@@ -288,7 +288,7 @@ def _add_shares(
         tl.store(grad_bias + filter * C + channel, total, mask=channel < C)
 
 
-def in_place(x: Tensor) -> Tensor:
+def with_contiguous_pictures(x: Tensor) -> Tensor:
     """`x` itself if the kernels can read it where it is: every picture in one piece, wherever it begins."""
     _, _, width, channels = x.shape
     return x if x.stride()[1:] == (width * channels, channels, 1) else x.contiguous()
@@ -335,7 +335,7 @@ def forward(
 ) -> Tensor:
     """`norm`, in front of `act_in`: a BatchNorm's (2, C) mean and variance, weight, bias and epsilon."""
     batch, height, width, channels = x.shape
-    kernel, x = weight.shape[-1], in_place(x)
+    kernel, x = weight.shape[-1], with_contiguous_pictures(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
     y = torch.empty(batch, rows, cols, channels, dtype=x.dtype, device=x.device)
     cut, count, blocks, warps = tiles("depthwise", x, kernel, stride, active=act_in != "none" or act != "none")
@@ -359,7 +359,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of act_in(norm(x)), weight and, where there is one, bias."""
     _, height, width, channels = x.shape
-    kernel, x, grad = weight.shape[-1], in_place(x), in_place(grad)
+    kernel, x, grad = weight.shape[-1], with_contiguous_pictures(x), with_contiguous_pictures(grad)
     rows, cols = grad.shape[1:3]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     cut, shares, blocks, warps = tiles("depthwise_backward", x, kernel, stride)

@@ -20,12 +20,14 @@ from weft.kernels.triton.launch import cdiv, launch
 from weft.kernels.tuning.launches import launch_parameters
 
 PACK = 1024  # weights that one program packs
-JOB = tl.constexpr(9)  # numbers that describe to `_pack` what to do
+JOB_SIZE = tl.constexpr(9)  # numbers that describe to `_pack` what to do
 SPLITS, LEAST = 16, 32  # programs that share the rows of a map, and the fewest rows that are worth one
 
 
 @triton.jit
-def _first(block, C_IN: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+def _first_channel(
+    block, C_IN: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
+):
     """The first channel of the window that a block of output channels reads; the window ends inside the map."""
     ALIGN: tl.constexpr = 8 if C_IN % 8 == 0 else 1
     aligned = block * BLOCK // OUT * IN // ALIGN * ALIGN
@@ -36,9 +38,9 @@ def _first(block, C_IN: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WINDO
 def _pack(weight, table, packed, SIZE: tl.constexpr):
     """The matrices of a convolution, forward or for the gradient of the map, one job of `table` for each.
 
-    A job makes (blocks, 9, WINDOW, BLOCK) matrices; its row in the table is written by `jobs`.
+    A job makes (blocks, 9, WINDOW, BLOCK) matrices; its row in the table is written by `pack_jobs`.
     """
-    table += tl.program_id(1) * JOB
+    table += tl.program_id(1) * JOB_SIZE
     start, size, c_in, c_out = tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
     inner, outer, window, width = tl.load(table + 4), tl.load(table + 5), tl.load(table + 6), tl.load(table + 7)
     backward = tl.load(table + 8)
@@ -83,7 +85,7 @@ def _convolve(
     inside = tile * ROWS + r < rows
     h = (tile * ROWS + r) // width % height
     w = (tile * ROWS + r) % width
-    c = _first(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + tl.arange(0, CHUNK)
+    c = _first_channel(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + tl.arange(0, CHUNK)
     start = tile.to(tl.int64) * ROWS
     x += start * C_IN
     packed += start_packed + block * 9 * CHUNKS * CHUNK * BLOCK
@@ -113,7 +115,7 @@ def _convolve(
 
 
 @triton.jit
-def _parameters(
+def _parameter_gradients(
     grad,
     x,
     partial,
@@ -136,7 +138,7 @@ def _parameters(
     chunk = tl.program_id(0) // 3 % CHUNKS
     block = tl.program_id(0) // (3 * CHUNKS)
     split = tl.program_id(1)
-    c = _first(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + chunk * CHUNK + tl.arange(0, CHUNK)
+    c = _first_channel(block, C_IN, IN, OUT, CHUNKS * CHUNK, BLOCK) + chunk * CHUNK + tl.arange(0, CHUNK)
     o = block * BLOCK + tl.arange(0, BLOCK)
     r = tl.arange(0, ROWS)
     dh = kernel_row - 1
@@ -179,8 +181,8 @@ def _parameters(
         tl.store(partial + C_OUT * IN * 9 + o, bias, mask=o < C_OUT)
 
 
-class Plan(NamedTuple):
-    """How a convolution of a map is launched."""
+class GroupedTiling(NamedTuple):
+    """How a convolution of a map is cut into tiles and launched."""
 
     tile: tuple[int, ...]  # what its kernels are compiled for, C_IN to ROWS
     blocks: int
@@ -201,22 +203,22 @@ def _chunks(c_in: int, c_out: int, groups: int, chunk: int, block: int) -> int:
     return cdiv(widest, chunk)
 
 
-def plan(operation: str, c_in: int, c_out: int, groups: int) -> Plan:
+def find_tiling(operation: str, c_in: int, c_out: int, groups: int) -> GroupedTiling:
     at = launch_parameters(operation, widens=c_out > c_in)
-    return _plan(c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"])
+    return _make_tiling(c_in, c_out, groups, at["rows"], at["chunk"], at["block"], at["num_warps"], at["num_stages"])
 
 
 @cache
-def _plan(
+def _make_tiling(
     c_in: int, c_out: int, groups: int, step: int, chunk: int, block: int, num_warps: int, num_stages: int
-) -> Plan:
+) -> GroupedTiling:
     chunks, blocks = _chunks(c_in, c_out, groups, chunk, block), cdiv(c_out, block)
     tile = (c_in, c_out, c_in // groups, c_out // groups, chunks, chunk, block, step)
-    return Plan(tile, blocks, blocks * 9 * chunks * chunk * block, num_warps, num_stages)
+    return GroupedTiling(tile, blocks, blocks * 9 * chunks * chunk * block, num_warps, num_stages)
 
 
-class Jobs(NamedTuple):
-    """What `_pack` has to do: a row of numbers for each plan, and where the matrices of each start."""
+class PackJobs(NamedTuple):
+    """The work of `_pack`: a row of numbers for each tiling, and where the matrices of each start."""
 
     table: Tensor
     starts: list[int]
@@ -225,51 +227,53 @@ class Jobs(NamedTuple):
 
 
 @cache
-def jobs(plans: tuple[tuple[Plan, bool], ...], device: torch.device) -> Jobs:
-    """With each plan comes whether it is that of a gradient."""
+def pack_jobs(tilings: tuple[tuple[GroupedTiling, bool], ...], device: torch.device) -> PackJobs:
+    """With each tiling comes whether it is that of a gradient."""
     table, starts, end = [], [], 0
-    for way, backward in plans:
-        c_in, c_out, inner, outer, chunks, chunk, block, _ = way.tile
-        table.append((end, way.size, c_in, c_out, inner, outer, chunks * chunk, block, backward))
+    for tiling, backward in tilings:
+        c_in, c_out, inner, outer, chunks, chunk, block, _ = tiling.tile
+        table.append((end, tiling.size, c_in, c_out, inner, outer, chunks * chunk, block, backward))
         starts.append(end)
-        end += cdiv(way.size, 16) * 16
-    grid = (cdiv(max(way.size for way, _ in plans), PACK), len(plans))
-    return Jobs(torch.tensor(table, dtype=torch.int32, device=device), starts, end, grid)
+        end += cdiv(tiling.size, 16) * 16
+    grid = (cdiv(max(tiling.size for tiling, _ in tilings), PACK), len(tilings))
+    return PackJobs(torch.tensor(table, dtype=torch.int32, device=device), starts, end, grid)
 
 
-def pack(weight: Tensor, todo: Jobs, dtype: torch.dtype) -> Tensor:
+def pack(weight: Tensor, jobs: PackJobs, dtype: torch.dtype) -> Tensor:
     """All matrices, one behind the other."""
-    packed = torch.empty(todo.size, dtype=dtype, device=weight.device)
-    launch(_pack, todo.grid, weight, todo.table, packed, PACK, num_warps=4)
+    packed = torch.empty(jobs.size, dtype=dtype, device=weight.device)
+    launch(_pack, jobs.grid, weight, jobs.table, packed, PACK, num_warps=4)
     return packed
 
 
 def convolve(
-    x: Tensor, packed: Tensor, start: int, bias: Tensor | None, way: Plan, act: str, upstream: Tensor | None = None
-) -> Tensor:
+    x: Tensor, packed: Tensor, start: int, bias: Tensor | None, tiling: GroupedTiling, act: str,
+    upstream: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """act(convolution); with an `upstream` gradient, that times slope(convolution)."""
     batch, height, width, _ = x.shape
     rows = batch * height * width
-    y = torch.empty(batch, height, width, way.tile[1], dtype=x.dtype, device=x.device)
+    y = torch.empty(batch, height, width, tiling.tile[1], dtype=x.dtype, device=x.device)
     launch(
-        _convolve, (way.blocks * cdiv(rows, way.tile[7]),), x, packed, bias, upstream, y, start, rows, height, width,
-        *way.tile, KINDS[act], num_warps=way.num_warps, num_stages=way.num_stages,
+        _convolve, (tiling.blocks * cdiv(rows, tiling.tile[7]),),
+        x, packed, bias, upstream, y, start, rows, height, width, *tiling.tile, KINDS[act],
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return y
 
 
-def sum_up(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
+def parameter_gradients(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
     """The gradients of weight and bias, one behind the other, summed in a fixed order."""
     batch, height, width, channels = x.shape
     rows, length = batch * height * width, weight.numel() + len(weight)
     splits = min(SPLITS, cdiv(rows, LEAST))
     partial = torch.empty(splits, length, dtype=torch.float32, device=x.device)
-    way = plan("grouped_conv_weight", channels, len(weight), groups)
-    step = way.tile[7]
+    tiling = find_tiling("grouped_conv_weight", channels, len(weight), groups)
+    step = tiling.tile[7]
     launch(
-        _parameters, (3 * way.tile[4] * way.blocks, splits),
-        grad, x, partial, length, rows, height, width, cdiv(cdiv(rows, splits), step) * step, *way.tile,
-        num_warps=way.num_warps, num_stages=way.num_stages,
+        _parameter_gradients, (3 * tiling.tile[4] * tiling.blocks, splits),
+        grad, x, partial, length, rows, height, width, cdiv(cdiv(rows, splits), step) * step, *tiling.tile,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return partial.sum(0)
 
@@ -277,9 +281,9 @@ def sum_up(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> Tensor:
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, act: str) -> Tensor:
     if not x.numel():
         return x.new_empty(*x.shape[:3], len(weight))
-    x, way = x.contiguous(), plan("grouped_conv", x.shape[3], len(weight), groups)
-    packed = pack(weight.contiguous(), jobs(((way, False),), x.device), x.dtype)
-    return convolve(x, packed, 0, bias, way, act)
+    x, tiling = x.contiguous(), find_tiling("grouped_conv", x.shape[3], len(weight), groups)
+    packed = pack(weight.contiguous(), pack_jobs(((tiling, False),), x.device), x.dtype)
+    return convolve(x, packed, 0, bias, tiling, act)
 
 
 def backward(
@@ -289,12 +293,12 @@ def backward(
         return torch.empty_like(x), torch.zeros(weight.numel() + len(weight), device=x.device)
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     c_in, c_out = x.shape[3], len(weight)
-    back = plan("grouped_conv", c_out, c_in, groups)
+    back = find_tiling("grouped_conv", c_out, c_in, groups)
     if act == "none":
-        packed = pack(weight, jobs(((back, True),), x.device), x.dtype)
+        packed = pack(weight, pack_jobs(((back, True),), x.device), x.dtype)
     else:  # what went into the activation is computed again rather than kept
-        way = plan("grouped_conv", c_in, c_out, groups)
-        todo = jobs(((back, True), (way, False)), x.device)
-        packed = pack(weight, todo, x.dtype)
-        grad = convolve(x, packed, todo.starts[1], bias, way, act, grad)
-    return convolve(grad, packed, 0, None, back, "none"), sum_up(grad, x, weight, groups)
+        tiling = find_tiling("grouped_conv", c_in, c_out, groups)
+        jobs = pack_jobs(((back, True), (tiling, False)), x.device)
+        packed = pack(weight, jobs, x.dtype)
+        grad = convolve(x, packed, jobs.starts[1], bias, tiling, act, grad)
+    return convolve(grad, packed, 0, None, back, "none"), parameter_gradients(grad, x, weight, groups)

@@ -8,13 +8,13 @@ import triton.language as tl
 
 from weft.kernels.switch import interpreted
 
-MOST = 10_000  # kernels that are remembered; more mean that sizes differ at every call
+MOST_KERNELS = 10_000  # kernels that are remembered; more mean that sizes differ at every call
 
-NUMBERS = frozenset((int, bool, float, type(None), tl.dtype))  # and what else is no tensor
+SCALARS = frozenset((int, bool, float, type(None), tl.dtype))  # and what else is no tensor
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 # In a thread whose kernels are compiled and not launched, see `weft.kernels.tuning.ahead`: those that it had so far.
-rehearsing: ContextVar[set[tuple[Any, ...]] | None] = ContextVar("rehearsing", default=None)
+dry_run_keys: ContextVar[set[tuple[Any, ...]] | None] = ContextVar("dry_run_keys", default=None)
 _device, _stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
 
@@ -26,7 +26,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: int) -> No
     device, unaligned, values = _device(), 0, []
     kinds: list[Any] = [id(kernel), device, *options.values()]
     for value in args:
-        if type(value) in NUMBERS:
+        if type(value) in SCALARS:
             values.append(value)
             kinds.append(value)
         else:
@@ -35,19 +35,19 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: int) -> No
             values.append(pointer)
             kinds.append(value.dtype)
     if unaligned & 15:  # Triton compiles another kernel for tensors that are not aligned; most are
-        kinds += [value.data_ptr() & 15 for value in args if type(value) not in NUMBERS]
+        kinds += [value.data_ptr() & 15 for value in args if type(value) not in SCALARS]
     key = tuple(kinds)
-    found, rehearsed = _compiled.get(key), rehearsing.get()
-    if found is not None and rehearsed is None:
+    found, compiled_ahead = _compiled.get(key), dry_run_keys.get()
+    if found is not None and compiled_ahead is None:
         x, y, z = (*grid, 1, 1)[:3]
         found.run(x, y, z, _stream(device), found.function, found.packed_metadata, None, None, None, *values)
-    elif rehearsed is None:
-        if len(_compiled) >= MOST:
+    elif compiled_ahead is None:
+        if len(_compiled) >= MOST_KERNELS:
             _compiled.clear()
         found = _compiled[key] = kernel[grid](*args, **options)
         found.run  # noqa: B018  loads it
-    elif found is None and key not in rehearsed:
-        rehearsed.add(key)
+    elif found is None and key not in compiled_ahead:
+        compiled_ahead.add(key)
         kernel.warmup(*args, grid=grid, **options)
 
 

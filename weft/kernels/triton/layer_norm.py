@@ -138,7 +138,7 @@ def _backward(
     tl.store(partial + C + channel, tl.sum(grad_beta, axis=0), mask=channel < C)
 
 
-def _in_place(x: Tensor) -> Tensor:
+def _with_contiguous_rows(x: Tensor) -> Tensor:
     """A map or class tokens whose pictures may lie some rows apart, with nothing between the rows of one picture."""
     if x.is_contiguous() or (x.stride(0) % x.shape[-1] == 0 and x[0].is_contiguous()):
         return x
@@ -148,10 +148,10 @@ def _in_place(x: Tensor) -> Tensor:
 def _layout(x: Tensor, cls: Tensor | None) -> tuple[Tensor, Tensor | None, bool, int, int]:
     """x and cls where kernels can read them, whether they have no gaps, and rows from picture to picture of each."""
     channels = x.shape[3]
-    x = _in_place(x)
+    x = _with_contiguous_rows(x)
     if cls is None:
         return x, None, x.is_contiguous(), x.stride(0) // channels, 1
-    cls = _in_place(cls)
+    cls = _with_contiguous_rows(cls)
     return x, cls, x.is_contiguous() and cls.is_contiguous(), x.stride(0) // channels, cls.stride(0) // channels
 
 

@@ -47,7 +47,7 @@ def _multiply(
     at = row.to(tl.int64)[:, None] * features + feature[None, :]
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     if KEEP:
-        total = total.to(y.dtype.element_ty)  # the activation of what is kept, so that its gradient is that of the twin
+        total = total.to(y.dtype.element_ty)  # the activation of what is kept, so that its gradient is the reference's
         tl.store(hidden + at, total, mask=inside)
     tl.store(y + at, activate(total.to(tl.float32), KIND), mask=inside)
 

@@ -24,34 +24,34 @@ FLOOR = tl.constexpr(-1e30)  # the logarithm of a feature that does not exist
 
 
 @triton.jit
-def _parts(x, TYPE: tl.constexpr):
+def _split(x, TYPE: tl.constexpr):
     """x as a sum of two matrices of the type that matrix units take; where it is float32, the first is x itself."""
     high = x.to(TYPE)
     return high, (x - high.to(tl.float32)).to(TYPE)
 
 
 @triton.jit
-def _dot_parts(a, high, low):
+def _dot_split(a, high, low):
     total = dot(a, high, tl.zeros((a.shape[0], high.shape[1]), tl.float32))
     return dot(a, low, total) if low.dtype == tl.bfloat16 else total
 
 
 @triton.jit
-def _matrix(w, C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr):
+def _load_matrix(w, C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr):
     """The (M, C) matrix, with zeros up to powers of two."""
     j, c = tl.arange(0, MP)[:, None], tl.arange(0, CP)[None, :]
     return tl.load(w + j * C + c, mask=(j < M) & (c < C), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _rows(x, first, stride, tokens, C: tl.constexpr, CP: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr):
+def _load_rows(x, first, stride, tokens, C: tl.constexpr, CP: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr):
     """Tokens `first` and following, (ROWS, CP)."""
     t, c = first + tl.arange(0, ROWS)[:, None], tl.arange(0, CP)[None, :]
     return tl.load(x + t * stride + c, mask=(t < tokens) & (c < C), other=0.0).to(TYPE)
 
 
 @triton.jit
-def _put_rows(x, value, first, stride, tokens, C: tl.constexpr, CP: tl.constexpr, ROWS: tl.constexpr):
+def _store_rows(x, value, first, stride, tokens, C: tl.constexpr, CP: tl.constexpr, ROWS: tl.constexpr):
     t, c = first + tl.arange(0, ROWS)[:, None], tl.arange(0, CP)[None, :]
     tl.store(x + t * stride + c, value, mask=(t < tokens) & (c < C))
 
@@ -69,7 +69,7 @@ def _load_row(found, number, C: tl.constexpr, M: tl.constexpr, MP: tl.constexpr)
 
 
 @triton.jit
-def _largest(found, SPLITS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, MP: tl.constexpr):
+def _largest_shift(found, SPLITS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, MP: tl.constexpr):
     """The largest shift of all splits."""
     shift = tl.full((MP,), FLOOR, tl.float32)
     for split in range(SPLITS):
@@ -92,7 +92,7 @@ def _sums(found, shift, SPLITS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, 
 
 
 @triton.jit
-def _put(found, shift, total, context, C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr):
+def _store_sums(found, shift, total, context, C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr):
     j, c = tl.arange(0, MP), tl.arange(0, CP)
     tl.store(found + j[:, None] * C + c[None, :], context, mask=(j < M)[:, None] & (c < C)[None, :])
     tl.store(found + M * C + j, shift, mask=j < M)
@@ -119,14 +119,14 @@ def _keys(
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kqv += picture * tokens * (3 * C)
     copy += picture * tokens * C
-    high, low = _parts(_matrix(w, C, M, CP, MP), TYPE)
+    high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
     shift = tl.full((MP,), FLOOR, tl.float32)
     total = tl.zeros((MP,), tl.float32)
     context = tl.zeros((MP, CP), tl.float32)
     for first in range(split * length, tl.minimum(split * length + length, tokens), ROWS):
-        k = _rows(kqv, first, 3 * C, tokens, C, CP, ROWS, TYPE)
-        v = _rows(kqv + 2 * C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
-        _put_rows(copy, v, first, C, tokens, C, CP, ROWS)
+        k = _load_rows(kqv, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        v = _load_rows(kqv + 2 * C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        _store_rows(copy, v, first, C, tokens, C, CP, ROWS)
         k_t = tl.trans(k)
         log = dot(high, k_t, tl.zeros((MP, ROWS), tl.float32))
         if low.dtype == tl.bfloat16:
@@ -139,13 +139,13 @@ def _keys(
         total = total * factor + tl.sum(phi.to(tl.float32), axis=1)
         context = dot(phi, v, context * factor[:, None])
         shift = higher
-    _put(found + (picture * SPLITS + split) * (M * (C + 2)), shift, total, context, C, M, CP, MP)
+    _store_sums(found + (picture * SPLITS + split) * (M * (C + 2)), shift, total, context, C, M, CP, MP)
 
 
 @triton.jit
 def _features_of_queries(q, high, low, shift, total, M: tl.constexpr, MP: tl.constexpr, TYPE: tl.constexpr):
     """phi(q), the denominator, and the part of it that is epsilon; relative to the largest feature of each query."""
-    log = _dot_parts(q, tl.trans(high), tl.trans(low)) + shift[None, :]
+    log = _dot_split(q, tl.trans(high), tl.trans(low)) + shift[None, :]
     log = tl.where((tl.arange(0, MP) < M)[None, :], log, FLOOR)
     largest = tl.max(log, axis=1)
     phi = tl.exp(log - largest[:, None]).to(TYPE).to(tl.float32)  # rounded alike in numerator and denominator
@@ -175,16 +175,16 @@ def _queries(
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kqv += picture * tokens * (3 * C)
     y += picture * tokens * C
-    high, low = _parts(_matrix(w, C, M, CP, MP), TYPE)
+    high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
     found += picture * SPLITS * (M * (C + 2))
-    shift = _largest(found, SPLITS, C, M, MP)
+    shift = _largest_shift(found, SPLITS, C, M, MP)
     total, context = _sums(found, shift, SPLITS, C, M, CP, MP)
     context = context.to(TYPE)
     for first in range(split * length, tl.minimum(split * length + length, tokens), ROWS):
-        q = _rows(kqv + C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        q = _load_rows(kqv + C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
         phi, denominator, _ = _features_of_queries(q, high, low, shift, total, M, MP, TYPE)
         value = dot(phi.to(TYPE), context, tl.zeros((ROWS, CP), tl.float32)) / denominator[:, None]
-        _put_rows(y, value, first, C, tokens, C, CP, ROWS)
+        _store_rows(y, value, first, C, tokens, C, CP, ROWS)
 
 
 @triton.jit
@@ -210,29 +210,29 @@ def _queries_backward(
     grad += picture * tokens * C
     kqv += picture * tokens * (3 * C)
     grad_kqv += picture * tokens * (3 * C)
-    high, low = _parts(_matrix(w, C, M, CP, MP), TYPE)
+    high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
     found += picture * SPLITS * (M * (C + 2))
-    shift = _largest(found, SPLITS, C, M, MP)
+    shift = _largest_shift(found, SPLITS, C, M, MP)
     total, context = _sums(found, shift, SPLITS, C, M, CP, MP)
-    context_high, context_low = _parts(tl.trans(context), TYPE)
+    context_high, context_low = _split(tl.trans(context), TYPE)
     grad_total = tl.zeros((MP,), tl.float32)
     grad_context = tl.zeros((MP, CP), tl.float32)
     for first in range(split * length, tl.minimum(split * length + length, tokens), ROWS):
-        q = _rows(kqv + C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
-        upstream = _rows(grad, first, C, tokens, C, CP, ROWS, TYPE)
+        q = _load_rows(kqv + C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        upstream = _load_rows(grad, first, C, tokens, C, CP, ROWS, TYPE)
         phi, denominator, epsilon = _features_of_queries(q, high, low, shift, total, M, MP, TYPE)
         part = phi / denominator[:, None]
-        grad_numerator = _dot_parts(upstream, context_high, context_low)  # of phi, times the denominator
+        grad_numerator = _dot_split(upstream, context_high, context_low)  # of phi, times the denominator
         grad_denominator = -tl.sum(part * grad_numerator, axis=1) / denominator
         grad_log = part * grad_numerator + phi * grad_denominator[:, None] * total[None, :]
         grad_q = dot(grad_log.to(TYPE), high, tl.zeros((ROWS, CP), tl.float32))
         grad_q += q.to(tl.float32) * (epsilon * grad_denominator)[:, None]
-        _put_rows(grad_kqv + C, grad_q, first, 3 * C, tokens, C, CP, ROWS)
+        _store_rows(grad_kqv + C, grad_q, first, 3 * C, tokens, C, CP, ROWS)
         # Rows behind the last token have no gradient.
         grad_total += tl.sum(phi * grad_denominator[:, None], axis=0)
         grad_context = dot(tl.trans(part.to(TYPE)), upstream, grad_context)
     to = grad_found + (picture * SPLITS + split) * (M * (C + 2))
-    _put(to, tl.zeros((MP,), tl.float32), grad_total, grad_context, C, M, CP, MP)
+    _store_sums(to, tl.zeros((MP,), tl.float32), grad_total, grad_context, C, M, CP, MP)
 
 
 @triton.jit
@@ -258,25 +258,25 @@ def _keys_backward(
     grad_copy += picture * tokens * C
     kqv += picture * tokens * (3 * C)
     grad_kqv += picture * tokens * (3 * C)
-    high, low = _parts(_matrix(w, C, M, CP, MP), TYPE)
+    high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
     j = tl.arange(0, MP)
-    shift = _largest(found + picture * SPLITS * (M * (C + 2)), SPLITS, C, M, MP)
+    shift = _largest_shift(found + picture * SPLITS * (M * (C + 2)), SPLITS, C, M, MP)
     grad_found += picture * SPLITS * (M * (C + 2))
     grad_total, grad_context = _sums(grad_found, tl.zeros((MP,), tl.float32), SPLITS, C, M, CP, MP)
-    context_high, context_low = _parts(grad_context, TYPE)
+    context_high, context_low = _split(grad_context, TYPE)
     for first in range(split * length, tl.minimum(split * length + length, tokens), ROWS):
-        k = _rows(kqv, first, 3 * C, tokens, C, CP, ROWS, TYPE)
-        v = _rows(kqv + 2 * C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
-        log = _dot_parts(k, tl.trans(high), tl.trans(low)) - _half_square(k)[:, None] - shift[None, :]
+        k = _load_rows(kqv, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        v = _load_rows(kqv + 2 * C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
+        log = _dot_split(k, tl.trans(high), tl.trans(low)) - _half_square(k)[:, None] - shift[None, :]
         phi = tl.exp(tl.where((j < M)[None, :], log, FLOOR))
-        upstream = _rows(grad_copy, first, C, tokens, C, CP, ROWS, tl.float32)
+        upstream = _load_rows(grad_copy, first, C, tokens, C, CP, ROWS, tl.float32)
         grad_v = dot(phi.to(TYPE), context_high, upstream)
-        _put_rows(grad_kqv + 2 * C, grad_v, first, 3 * C, tokens, C, CP, ROWS)
-        grad_phi = _dot_parts(v, tl.trans(context_high), tl.trans(context_low)) + grad_total[None, :]
+        _store_rows(grad_kqv + 2 * C, grad_v, first, 3 * C, tokens, C, CP, ROWS)
+        grad_phi = _dot_split(v, tl.trans(context_high), tl.trans(context_low)) + grad_total[None, :]
         grad_log = phi * grad_phi
         grad_k = dot(grad_log.to(TYPE), high, tl.zeros((ROWS, CP), tl.float32))
         grad_k -= k.to(tl.float32) * tl.sum(grad_log, axis=1)[:, None]
-        _put_rows(grad_kqv, grad_k, first, 3 * C, tokens, C, CP, ROWS)
+        _store_rows(grad_kqv, grad_k, first, 3 * C, tokens, C, CP, ROWS)
 
 
 def _tile(operation: str, kqv: Tensor, w: Tensor) -> tuple[tuple[Any, ...], dict[str, int]]:

@@ -43,11 +43,11 @@ def _forward(
 
 
 @triton.jit
-def _share(
+def _gather_gradient(
     grad, place, picture, row, column, channel, written, rows_out, columns_out, channels,
     ROW: tl.constexpr, COLUMN: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """What comes back to the inputs (row * STRIDE + ROW, column * STRIDE + COLUMN): all windows that chose them."""
+    """The gradient of inputs (row * STRIDE + ROW, column * STRIDE + COLUMN), from all windows that chose them."""
     total = tl.zeros(written.shape, tl.float32)
     for tap in tl.static_range(9):
         if (ROW + 1 - tap // 3) % STRIDE == 0 and (COLUMN + 1 - tap % 3) % STRIDE == 0:
@@ -75,7 +75,7 @@ def _backward(
     written = (block < blocks)[:, None] & (channel < channels)[None, :]
     totals = ()  # all before the first is stored, so that what was loaded for one serves the others
     for i in tl.static_range(STRIDE * STRIDE):
-        total = _share(
+        total = _gather_gradient(
             grad, place, picture, row, column, channel, written, rows_out, columns_out, channels,
             i // STRIDE, i % STRIDE, STRIDE,
         )  # fmt: skip

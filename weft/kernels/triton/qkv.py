@@ -17,7 +17,6 @@ from weft.kernels.triton.depthwise import (
     add_row,
     add_shares,
     correlate,
-    in_place,
     input_grad,
     load_filter,
     load_row,
@@ -25,6 +24,7 @@ from weft.kernels.triton.depthwise import (
     tile,
     tiles,
     weight_grad,
+    with_contiguous_pictures,
     zeros,
 )
 from weft.kernels.triton.launch import cdiv, launch
@@ -187,7 +187,7 @@ def _backward(
     store_sums(partials + 2 * TAPS * C, sums_v, channel, C, TAPS)
 
 
-def tokens_in_place(x: Tensor) -> Tensor:
+def with_contiguous_tokens(x: Tensor) -> Tensor:
     """(B, N, C) tokens; a picture's lie behind each other, wherever they begin."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
@@ -196,7 +196,7 @@ def forward(x: Tensor, cls: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, 
     """The rest are three weights, biases, scales and shifts, and the stride."""
     weights, affine, stride = rest[:3], rest[3:-1], rest[-1]
     batch, height, width, channels = x.shape
-    kernel, x = weights[0].shape[-1], in_place(x)
+    kernel, x = weights[0].shape[-1], with_contiguous_pictures(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
     first = 0 if cls is None else 1
     q = torch.empty(batch, first + height * width, channels, dtype=x.dtype, device=x.device)
@@ -217,9 +217,9 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
     """The gradients of x, of the class token, and of weights and biases stacked; None where there are none."""
     batch, height, width, channels = x.shape
-    kernel, x = wq.shape[-1], in_place(x)
+    kernel, x = wq.shape[-1], with_contiguous_pictures(x)
     rows, cols = cdiv(height, stride), cdiv(width, stride)
-    grad_q, grad_k, grad_v = tokens_in_place(grad_q), tokens_in_place(grad_k), tokens_in_place(grad_v)
+    grad_q, grad_k, grad_v = (with_contiguous_tokens(grad) for grad in (grad_q, grad_k, grad_v))
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_cls = x.new_empty(batch, 1, channels) if has_cls else None
     cut, shares, blocks, warps = tiles("qkv_depthwise_backward", x, kernel, stride)

@@ -12,7 +12,7 @@ ELEMENTS, WARPS = 2048, 4
 
 
 @triton.jit
-def _places(pictures, positions, C: tl.constexpr, HAS_CLS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _offsets(pictures, positions, C: tl.constexpr, HAS_CLS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """A program's tokens: their pictures, offsets among tokens, in the map and in the class tokens, and masks."""
     tokens = positions + HAS_CLS
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -39,7 +39,7 @@ def _add(
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """x + keep y; y are tokens if JOINED, else a map and class tokens."""
-    picture, at_token, at_map, at_cls, in_map, in_cls, there = _places(pictures, positions, C, HAS_CLS, ROWS, WIDTH)
+    picture, at_token, at_map, at_cls, in_map, in_cls, there = _offsets(pictures, positions, C, HAS_CLS, ROWS, WIDTH)
     value = tl.load(x + at_map, mask=in_map, other=0.0).to(tl.float32)
     branch = tl.load(y + (at_token if JOINED else at_map), mask=there if JOINED else in_map, other=0.0).to(tl.float32)
     if HAS_CLS:
@@ -61,7 +61,7 @@ def _branch_gradient(
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """keep times the gradients of map and class token, as tokens if JOINED."""
-    picture, at_token, at_map, at_cls, in_map, in_cls, there = _places(pictures, positions, C, HAS_CLS, ROWS, WIDTH)
+    picture, at_token, at_map, at_cls, in_map, in_cls, there = _offsets(pictures, positions, C, HAS_CLS, ROWS, WIDTH)
     value = tl.load(grad + at_map, mask=in_map, other=0.0).to(tl.float32)
     if HAS_CLS:
         value += tl.load(grad_cls + at_cls, mask=in_cls, other=0.0).to(tl.float32)

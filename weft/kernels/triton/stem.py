@@ -26,11 +26,11 @@ from weft.kernels.tuning.launches import launch_parameters, processors
 
 TILES = ((128, 128, 2), (64, 128, 2), (64, 64, 2), (64, 64, 1), (32, 32, 1))  # BLOCK_M, BLOCK_N, num_stages
 REGISTERS = 40_000  # that sums may take, of the 65,536 of eight warps
-FOLDED, SHARES = 128, 16  # weights whose gradients a program sums, and how many parts of each at a time
+REDUCED, SHARES = 128, 16  # weights whose gradients a program sums, and how many parts of each at a time
 
 
 @dataclass(frozen=True)
-class Plan:
+class StemTiling:
     """How the outputs of a row are grouped. Kernels take it as compile-time numbers."""
 
     group: int  # outputs that share a row of the left matrix
@@ -40,9 +40,9 @@ class Plan:
 
 
 @cache
-def plan(kernel: int, stride: int, padding: int, dilation: int, channels: int, row: int) -> Plan:
+def find_tiling(kernel: int, stride: int, padding: int, dilation: int, channels: int, row: int) -> StemTiling:
     """The fewest multiplications, then the largest group, then the widest loads; `row` counts the values in one."""
-    best: tuple[tuple[int, int, int], Plan] | None = None
+    best: tuple[tuple[int, int, int], StemTiling] | None = None
     for group in (1, 2, 4):
         seen = ((group - 1) * stride + (kernel - 1) * dilation + 1) * channels
         for vector in (1, 2, 4, 8):
@@ -52,7 +52,7 @@ def plan(kernel: int, stride: int, padding: int, dilation: int, channels: int, r
             span = 16 if lead + seen <= 16 else cdiv(lead + seen, 32) * 32
             rank = (span, -group, -vector)
             if best is None or rank < best[0]:
-                best = rank, Plan(group, lead, span, vector)
+                best = rank, StemTiling(group, lead, span, vector)
     assert best is not None
     return best[1]
 
@@ -102,7 +102,7 @@ def _patches(
 
 
 @triton.jit
-def _spread(
+def _spread_weight(
     weight, matrix, out_stride, in_stride, y_stride, x_stride,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
     GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -203,7 +203,7 @@ def _weight_gradient(
 
 
 @triton.jit
-def _fold(
+def _reduce_shares(
     partial, partial_bias, weight, bias, shares,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
     GROUP: tl.constexpr, LEAD: tl.constexpr, SPAN: tl.constexpr, COLUMNS: tl.constexpr,
@@ -243,7 +243,7 @@ def _shared_memory(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StemProblem:
     """One convolution at one size: what its kernels are compiled for, and what they are told."""
 
     geometry: tuple[int, ...]  # compile-time numbers of all kernels, KERNEL to SPAN
@@ -254,15 +254,15 @@ class Setting:
 
 
 @cache
-def _setting(
+def _stem_problem(
     x_shape: torch.Size, out_shape: torch.Size, kernel: int, stride: int, padding: int, dilation: int, aligned: bool
-) -> Setting:
+) -> StemProblem:
     batch, height, width, channels = x_shape
     _, rows_out, columns_out, out = out_shape
     row = width * channels
-    found = plan(kernel, stride, padding, dilation, channels, row if aligned else 1)
+    found = find_tiling(kernel, stride, padding, dilation, channels, row if aligned else 1)
     groups_per_row = cdiv(columns_out, found.group)
-    return Setting(
+    return StemProblem(
         (kernel, stride, dilation, channels, out, found.group, found.lead, found.span),
         (padding, found.vector, found.span if found.span in (16, 64) else 32),
         (batch * rows_out * groups_per_row, height, row, rows_out, columns_out, groups_per_row),
@@ -271,24 +271,26 @@ def _setting(
     )
 
 
-def _parameters(operation: str, x: Tensor, setting: Setting, need: Callable[[int, int, int], int]) -> dict[str, int]:
-    """Launch parameters: the table's, or the largest tiles whose `need` of shared memory this GPU has."""
+def _fitting_parameters(
+    operation: str, x: Tensor, problem: StemProblem, bytes_needed: Callable[[int, int, int], int]
+) -> dict[str, int]:
+    """Launch parameters: the table's, or the largest tiles that need no more shared memory than this GPU has."""
     limit = _shared_memory(x.device)
-    kernel, stride, dilation = setting.geometry[:3]
+    kernel, stride, dilation = problem.geometry[:3]
     found = launch_parameters(operation, kernel=kernel, stride=stride, dilation=dilation)
-    if need(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) > limit:
-        tiles = next((tile for tile in TILES if need(*tile) <= limit), TILES[-1])
+    if bytes_needed(found["BLOCK_M"], found["BLOCK_N"], found["num_stages"]) > limit:
+        tiles = next((tile for tile in TILES if bytes_needed(*tile) <= limit), TILES[-1])
         found = dict(BLOCK_M=tiles[0], BLOCK_N=tiles[1], num_warps=8, num_stages=tiles[2], per_processor=1)
-    return found | dict(BLOCK_N=max(16, min(found["BLOCK_N"], power_of_two(setting.columns))))
+    return found | dict(BLOCK_N=max(16, min(found["BLOCK_N"], power_of_two(problem.columns))))
 
 
-def _grid(x: Tensor, setting: Setting, found: dict[str, int]) -> tuple[int, int]:
+def _grid(x: Tensor, problem: StemProblem, found: dict[str, int]) -> tuple[int, int]:
     """Programs, each of which has a share of the groups, for each block of columns."""
-    shares = min(found["per_processor"] * processors(x.device), cdiv(setting.sizes[0], found["BLOCK_M"]))
-    return shares, cdiv(setting.columns, found["BLOCK_N"])
+    shares = min(found["per_processor"] * processors(x.device), cdiv(problem.sizes[0], found["BLOCK_M"]))
+    return shares, cdiv(problem.columns, found["BLOCK_N"])
 
 
-def _thinned(x: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tensor, int, int, int]:
+def _without_skipped_pixels(x: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tensor, int, int, int]:
     """If stride and dilation skip rows and columns of the picture, the same convolution of what they do not skip."""
     step = gcd(stride, dilation)
     first = -padding % step
@@ -296,7 +298,7 @@ def _thinned(x: Tensor, stride: int, padding: int, dilation: int) -> tuple[Tenso
     return x, stride // step, (padding + first) // step, dilation // step
 
 
-def _room(x: Tensor, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:
+def _empty_output(x: Tensor, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Tensor:
     """Room for a map of `out` channels."""
     batch, height, width, _ = x.shape
     lost = (kernel - 1) * dilation - 2 * padding
@@ -307,8 +309,8 @@ def _room(x: Tensor, out: int, kernel: int, stride: int, padding: int, dilation:
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int, act: str
 ) -> Tensor:
-    y = _room(x, len(weight), weight.shape[2], stride, padding, dilation)
-    _fill(x, weight, bias, y, stride, padding, dilation, act)
+    y = _empty_output(x, len(weight), weight.shape[2], stride, padding, dilation)
+    _convolve_into(x, weight, bias, y, stride, padding, dilation, act)
     return y
 
 
@@ -317,31 +319,31 @@ def pyramid(
     act: str,
 ) -> Tensor:  # fmt: skip
     widths = [len(weight) for weight in weights]
-    y = _room(x, sum(widths), weights[0].shape[2], stride, paddings[0], dilations[0])
+    y = _empty_output(x, sum(widths), weights[0].shape[2], stride, paddings[0], dilations[0])
     for i, part in enumerate(y.split(widths, dim=-1)):
-        _fill(x, weights[i], biases[i] if biases else None, part, stride, paddings[i], dilations[i], act)
+        _convolve_into(x, weights[i], biases[i] if biases else None, part, stride, paddings[i], dilations[i], act)
     return y
 
 
-def _fill(
+def _convolve_into(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, stride: int, padding: int, dilation: int, act: str
 ) -> None:
     """Writes into `out`, (B, h, w, C_out), which may be a slice of the channels of a wider map."""
-    x, stride, padding, dilation = _thinned(x, stride, padding, dilation)
-    setting = _setting(x.shape, out.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
-    depth, size = setting.depth, x.element_size()
+    x, stride, padding, dilation = _without_skipped_pixels(x, stride, padding, dilation)
+    problem = _stem_problem(x.shape, out.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
+    depth, size = problem.depth, x.element_size()
 
-    def need(m: int, n: int, stages: int) -> int:
+    def bytes_needed(m: int, n: int, stages: int) -> int:
         return size * (depth * n + m * n + m * (stages * depth if stages > 1 else 64))
 
-    found = _parameters("stem", x, setting, need)
-    grid, width = _grid(x, setting, found), found["BLOCK_N"]
+    found = _fitting_parameters("stem", x, problem, bytes_needed)
+    grid, width = _grid(x, problem, found), found["BLOCK_N"]
     columns = grid[1] * width
     matrix = torch.empty(depth, columns, dtype=x.dtype, device=x.device)
-    launch(_spread, (depth // 16, grid[1]), weight, matrix, *weight.stride(), *setting.geometry, columns, width)
+    launch(_spread_weight, (depth // 16, grid[1]), weight, matrix, *weight.stride(), *problem.geometry, columns, width)
     launch(
-        _forward, grid, x, matrix, matrix if bias is None else bias, out, *setting.sizes, out.stride(2),
-        *setting.geometry, *setting.edges, found["BLOCK_M"], width, columns, bias is not None, KINDS[act],
+        _forward, grid, x, matrix, matrix if bias is None else bias, out, *problem.sizes, out.stride(2),
+        *problem.geometry, *problem.edges, found["BLOCK_M"], width, columns, bias is not None, KINDS[act],
         num_warps=found["num_warps"], num_stages=found["num_stages"],
     )  # fmt: skip
 
@@ -354,30 +356,30 @@ def weight_gradient(
     step = grad.stride(2)
     if grad.stride() != (rows * columns * step, columns * step, step, 1):
         grad = grad.contiguous()
-    x, stride, padding, dilation = _thinned(x, stride, padding, dilation)
-    setting = _setting(x.shape, grad.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
+    x, stride, padding, dilation = _without_skipped_pixels(x, stride, padding, dilation)
+    problem = _stem_problem(x.shape, grad.shape, weight.shape[2], stride, padding, dilation, x.data_ptr() % 16 == 0)
     size = x.element_size()
 
-    def need(m: int, n: int, stages: int) -> int:
-        if n * setting.depth > REGISTERS:
+    def bytes_needed(m: int, n: int, stages: int) -> int:
+        if n * problem.depth > REGISTERS:
             return 1 << 30
-        return size * m * (stages * (n + setting.depth) if stages > 1 else n + 64)
+        return size * m * (stages * (n + problem.depth) if stages > 1 else n + 64)
 
-    found = _parameters("stem_gradient", x, setting, need)
-    grid = _grid(x, setting, found)
+    found = _fitting_parameters("stem_gradient", x, problem, bytes_needed)
+    grid = _grid(x, problem, found)
     columns, has_bias = grid[1] * found["BLOCK_N"], bias is not None
-    partial = torch.empty(grid[0], columns, setting.depth, dtype=torch.float32, device=x.device)
+    partial = torch.empty(grid[0], columns, problem.depth, dtype=torch.float32, device=x.device)
     partial_bias = torch.empty(grid[0], columns, dtype=torch.float32, device=x.device) if has_bias else partial
     launch(
-        _weight_gradient, grid, x, grad, partial, partial_bias, *setting.sizes, grad.stride(2),
-        *setting.geometry, *setting.edges, found["BLOCK_M"], found["BLOCK_N"], columns, has_bias,
+        _weight_gradient, grid, x, grad, partial, partial_bias, *problem.sizes, grad.stride(2),
+        *problem.geometry, *problem.edges, found["BLOCK_M"], found["BLOCK_N"], columns, has_bias,
         num_warps=found["num_warps"], num_stages=found["num_stages"],
     )  # fmt: skip
     result = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     result_bias = None if bias is None else torch.empty_like(bias)
-    programs = cdiv(result.numel(), FOLDED) + (cdiv(weight.shape[0], FOLDED) if has_bias else 0)
+    programs = cdiv(result.numel(), REDUCED) + (cdiv(weight.shape[0], REDUCED) if has_bias else 0)
     launch(
-        _fold, (programs,), partial, partial_bias, result, result if result_bias is None else result_bias, grid[0],
-        *setting.geometry, columns, FOLDED, SHARES,
+        _reduce_shares, (programs,), partial, partial_bias, result, result if result_bias is None else result_bias,
+        grid[0], *problem.geometry, columns, REDUCED, SHARES,
     )  # fmt: skip
     return result, result_bias

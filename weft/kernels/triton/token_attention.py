@@ -26,7 +26,7 @@ def _tile(base, row, rows, stride, column):
 
 
 @triton.jit
-def _gather(
+def _pixels_to_tokens(
     q, x, out, total, heads, pixels, tokens, q_batch, q_head, q_token, scale,
     D: tl.constexpr, L: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +56,7 @@ def _gather(
 
 
 @triton.jit
-def _gather_backward(
+def _pixels_to_tokens_backward(
     grad, q, x, out, total, grad_q, grad_x, heads, pixels, tokens, q_batch, q_head, q_token, scale,
     D: tl.constexpr, L: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def _gather_backward(
 
 
 @triton.jit
-def _shares(values, keys, shift, known, scale, TYPE: tl.constexpr):
+def _softmax_over_tokens(values, keys, shift, known, scale, TYPE: tl.constexpr):
     """Softmax over the tokens, (pixels, tokens)."""
     scores = (_product(values, tl.trans(keys), TYPE) + shift[None, :]) * (scale * LOG2_E)
     scores = tl.where(known[None, :], scores, -1.0e30)
@@ -97,7 +97,7 @@ def _shares(values, keys, shift, known, scale, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _spread(
+def _tokens_to_pixels(
     x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
     k_batch, k_head, k_token, bias_batch, bias_head, bias_token, v_batch, v_head, v_token, scale,
     D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
@@ -115,7 +115,7 @@ def _spread(
         shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
     pixel = block * BLOCK + tl.arange(0, BLOCK)
     values = _tile(x + (batch * pixels * heads + head) * D, pixel, pixels, heads * D, column)
-    mean = _product(_shares(values, keys, shift, token < tokens, scale, TYPE), entries, TYPE)
+    mean = _product(_softmax_over_tokens(values, keys, shift, token < tokens, scale, TYPE), entries, TYPE)
     if HAS_KEEP:
         mean *= tl.load(keep + batch).to(tl.float32)
     here = (batch * pixels * heads + head) * E
@@ -124,7 +124,7 @@ def _spread(
 
 
 @triton.jit
-def _spread_backward(
+def _tokens_to_pixels_backward(
     grad, x, k, bias, v, keep, grad_x, grad_k, grad_bias, grad_v, heads, pixels, tokens,
     k_batch, k_head, k_token, bias_batch, bias_head, bias_token, v_batch, v_head, v_token, scale,
     D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
@@ -148,7 +148,7 @@ def _spread_backward(
         pixel = first + tl.arange(0, BLOCK)
         values = _tile(x + corner * D, pixel, pixels, heads * D, column)
         upstream = _tile(grad + corner * E, pixel, pixels, heads * E, feature)  # zeros below: they add nothing
-        share = _shares(values, keys, shift, token < tokens, scale, TYPE)
+        share = _softmax_over_tokens(values, keys, shift, token < tokens, scale, TYPE)
         entry_grad += _product(tl.trans(share), upstream, TYPE) * factor
         share_grad = _product(upstream, tl.trans(entries), TYPE) * factor
         score_grad = share * (share_grad - tl.sum(share * share_grad, 1)[:, None]) * scale
@@ -164,15 +164,15 @@ def _spread_backward(
         tl.store(grad_bias + at, shift_grad, mask=inside)
 
 
-def _inner(t: Tensor) -> Tensor:
+def _last_axis_contiguous(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _strides(bias: Tensor | None) -> tuple[int, ...]:
+def _bias_strides(bias: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if bias is None else bias.stride()
 
 
-def _rows(tokens: int) -> int:
+def _token_rows(tokens: int) -> int:
     """Rows of a tile for so many tokens: a power of two and at least what a matrix unit takes."""
     return max(power_of_two(tokens), 16)
 
@@ -181,68 +181,68 @@ def _type(x: Tensor) -> tl.dtype:
     return tl.float32 if interpreted() else TYPES[x.dtype]  # the interpreter multiplies matrices of no other type
 
 
-def gather(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    q, x = _inner(q), x.contiguous()
+def pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    q, x = _last_axis_contiguous(q), x.contiguous()
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     out, total = x.new_empty(batch, tokens, heads * width), x.new_empty(batch, heads, tokens, dtype=torch.float32)
     tile = launch_parameters("pixels_to_tokens")
     if x.numel():
         launch(
-            _gather, (batch * heads,),
+            _pixels_to_tokens, (batch * heads,),
             q, x, out, total, heads, pixels, tokens, *q.stride()[:3], scale,
-            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
+            width, _token_rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return out, total
 
 
-def gather_backward(
+def pixels_to_tokens_backward(
     grad: Tensor, q: Tensor, x: Tensor, out: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    grad, q, x = grad.contiguous(), _inner(q), x.contiguous()
+    grad, q, x = grad.contiguous(), _last_axis_contiguous(q), x.contiguous()
     (batch, heads, tokens, width), pixels = q.shape, x.shape[1]
     grad_q, grad_x = q.new_empty(q.shape), torch.empty_like(x)
     tile = launch_parameters("pixels_to_tokens_backward")
     if x.numel():
         launch(
-            _gather_backward, (batch * heads,),
+            _pixels_to_tokens_backward, (batch * heads,),
             grad, q, x, out, total, grad_q, grad_x, heads, pixels, tokens, *q.stride()[:3], scale,
-            width, _rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
+            width, _token_rows(tokens), _type(x), tile["BLOCK"], num_warps=tile["num_warps"],
         )  # fmt: skip
     return grad_q, grad_x
 
 
-def spread(
+def tokens_to_pixels(
     x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, shortcut: Tensor, keep: Tensor | None, scale: float
 ) -> Tensor:
-    x, k, v, shortcut = x.contiguous(), _inner(k), _inner(v), shortcut.contiguous()
+    x, k, v, shortcut = x.contiguous(), _last_axis_contiguous(k), _last_axis_contiguous(v), shortcut.contiguous()
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     y = torch.empty_like(shortcut)
     tile = launch_parameters("tokens_to_pixels")
     if x.numel():
         launch(
-            _spread, (cdiv(pixels, tile["BLOCK"]) * batch * heads,),
+            _tokens_to_pixels, (cdiv(pixels, tile["BLOCK"]) * batch * heads,),
             x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
-            *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
-            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            *k.stride()[:3], *_bias_strides(bias), *v.stride()[:3], scale,
+            width, out, _token_rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
             num_warps=tile["num_warps"],
         )  # fmt: skip
     return y
 
 
-def spread_backward(
+def tokens_to_pixels_backward(
     grad: Tensor, x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, keep: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    grad, x, k, v = grad.contiguous(), x.contiguous(), _inner(k), _inner(v)
+    grad, x, k, v = grad.contiguous(), x.contiguous(), _last_axis_contiguous(k), _last_axis_contiguous(v)
     (batch, heads, tokens, width), out, pixels = k.shape, v.shape[3], x.shape[1]
     grad_bias = None if bias is None else bias.new_empty(bias.shape)
     grads = torch.empty_like(x), k.new_empty(k.shape), grad_bias, v.new_empty(v.shape)
     tile = launch_parameters("tokens_to_pixels_backward")
     if x.numel():
         launch(
-            _spread_backward, (batch * heads,),
+            _tokens_to_pixels_backward, (batch * heads,),
             grad, x, k, bias, v, keep, *grads, heads, pixels, tokens,
-            *k.stride()[:3], *_strides(bias), *v.stride()[:3], scale,
-            width, out, _rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
+            *k.stride()[:3], *_bias_strides(bias), *v.stride()[:3], scale,
+            width, out, _token_rows(tokens), bias is not None, keep is not None, _type(x), tile["BLOCK"],
             num_warps=tile["num_warps"],
         )  # fmt: skip
     return grads

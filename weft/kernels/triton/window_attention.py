@@ -193,7 +193,7 @@ def _table_gradient(
     tl.store(grad_table + entry, tl.sum(total, 0), mask=step < 2 * WINDOW - 1)
 
 
-def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _in_one_layout(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The maps in one layout: their own, if it is the same and pixels and rows follow one another, else contiguous."""
     layout = q.stride()
     if k.stride() == layout == v.stride() and layout[3] == 1 and layout[1] == q.shape[2] * layout[2]:
@@ -202,7 +202,7 @@ def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @cache
-def _division(
+def _partition(
     shape: tuple[int, ...], heads: int, window: int, shifted: bool, programs: int
 ) -> tuple[tuple[int, int], tuple[int, ...], tuple[Any, ...]]:
     """How a (B, H, W, C) map is divided among about so many programs: their grid, and numbers that kernels take."""
@@ -215,12 +215,12 @@ def _division(
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool) -> Tensor:
-    q, k, v = _alike(q, k, v)
+    q, k, v = _in_one_layout(q, k, v)
     shape, heads = q.shape, table.shape[1]
     out = torch.empty(shape, dtype=q.dtype, device=q.device)
     if out.numel():
         programs, options = _options("window_attention", q, heads)
-        grid, sizes, constants = _division(shape, heads, window, shifted, programs)
+        grid, sizes, constants = _partition(shape, heads, window, shifted, programs)
         strides = q.stride(0), q.stride(2)
         launch(_forward, grid, q, k, v, table.contiguous(), out, *sizes, *strides, *constants, **options)
     return out
@@ -229,14 +229,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, window: int, shifted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = _alike(q, k, v)
+    q, k, v = _in_one_layout(q, k, v)
     shape, heads = q.shape, table.shape[1]
     grad_q, grad_k, grad_v = (torch.empty(shape, dtype=q.dtype, device=q.device) for _ in range(3))
     if not q.numel():
         return grad_q, grad_k, grad_v, torch.zeros_like(table)
     grad_table = torch.empty(table.shape, dtype=table.dtype, device=table.device)
     programs, options = _options("window_attention_backward", q, heads)
-    grid, sizes, constants = _division(shape, heads, window, shifted, programs)
+    grid, sizes, constants = _partition(shape, heads, window, shifted, programs)
     programs, block = grid[0] * grid[1] // heads, constants[3]  # programs of one head
     partial = torch.empty(programs, heads, block, block, dtype=torch.float32, device=q.device)
     maps = grad.contiguous(), q, k, v, table.contiguous(), grad_q, grad_k, grad_v, partial

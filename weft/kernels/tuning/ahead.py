@@ -19,16 +19,16 @@ import torch
 
 from weft.kernels.switch import has_triton, interpreted, kernels_are_on
 
-PATIENCE = 300.0  # seconds for all kernels; whoever takes longer hangs, and is ended
+TIMEOUT = 300.0  # seconds for all kernels; whoever takes longer hangs, and is ended
 NUMBER = struct.Struct("i")
 PIPE = 1 << 16  # bytes that a pipe holds: 16,000 numbers, more than any model has kernels
 Task = Callable[[], Any]
 
 
-def compile_ahead(rehearse: Callable[[], Any], workers: int = os.cpu_count() or 1) -> None:
-    """Compiles all kernels that `rehearse` would launch, on `workers` cores at once; Triton keeps them for next time.
+def compile_ahead(dry_run: Callable[[], Any], workers: int = os.cpu_count() or 1) -> None:
+    """Compiles all kernels that `dry_run` would launch, on `workers` cores at once; Triton keeps them for next time.
 
-    It launches none: what `rehearse` computes means nothing, and the caller has to undo what it changes. A kernel that
+    It launches none: what `dry_run` computes means nothing, and the caller has to undo what it changes. A kernel that
     cannot be compiled is left to the launch that needs it, which says why.
     """
     if not (torch.cuda.is_available() and kernels_are_on() and has_triton()) or interpreted():
@@ -37,21 +37,21 @@ def compile_ahead(rehearse: Callable[[], Any], workers: int = os.cpu_count() or 
 
     from weft.kernels.triton import launch
 
-    tasks, token = _Tasks(), launch.rehearsing.set(set())
+    tasks, token = _Tasks(), launch.dry_run_keys.set(set())
     try:
         with (
             triton.AsyncCompileMode(tasks, ignore_errors=True),
             torch.autograd.set_multithreading_enabled(False),  # all of these are this thread's
             tasks,
         ):
-            rehearse()
+            dry_run()
             tasks.run(workers)
     finally:
-        launch.rehearsing.reset(token)
+        launch.dry_run_keys.reset(token)
 
 
 class _Tasks(Executor):
-    """What Triton wants compiled, until `run`; leaving it gives up what was not run."""
+    """Collects what Triton wants compiled, until `run`; leaving it gives up what was not run."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], Task]] = []
@@ -84,13 +84,13 @@ def _resolve(task: tuple[Future[Any], Task]) -> None:
         future.set_exception(error)
 
 
-def compile_in_processes(tasks: Sequence[Task], workers: int, patience: float = PATIENCE) -> None:
+def compile_in_processes(tasks: Sequence[Task], workers: int, timeout: float = TIMEOUT) -> None:
     """Runs all tasks in forked processes, for what they leave on disk: neither results nor errors come back."""
     numbers, entry = os.pipe()  # from which each process takes the next task's number
     os.write(entry, b"".join(NUMBER.pack(i) for i in range(len(tasks)))[:PIPE])
     os.close(entry)  # so that it ends behind the last
     processes: set[int] = set()
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see PATIENCE

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 Launch = dict[str, Any]
-Exception_ = tuple[dict[str, Container[Any]], Launch]  # sizes that it is for, and what is different there
+Override = tuple[dict[str, Container[Any]], Launch]  # sizes that it is for, and what is different there
 WIDE = range(1 << 30)
 
 
@@ -28,9 +28,9 @@ def _up_to(n: int) -> range:
 
 SHALLOW = dict(BLOCK_K=32, num_stages=4)  # for few channels
 DEPTHWISE = dict(rows=14, cols=7, block_c=64, unroll=1, num_warps=1)
-LARGE_KERNELS: tuple[Exception_, ...] = (({"kernel": [5]}, {"cols": 4}), ({"kernel": [7]}, {"cols": 2}))
+LARGE_KERNELS: tuple[Override, ...] = (({"kernel": [5]}, {"cols": 4}), ({"kernel": [7]}, {"cols": 2}))
 
-TABLE: dict[str, tuple[Launch, *tuple[Exception_, ...]]] = {
+TABLE: dict[str, tuple[Launch, *tuple[Override, ...]]] = {
     "attention": (dict(rows=64, num_warps=4),),
     "batch_norm": (dict(elements=4096, width=64, num_warps=4),),
     "batch_norm_statistics": (dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3),),

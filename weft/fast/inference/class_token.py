@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from weft.fast.rehearse import Rehearsed
+from weft.fast.precompile import PrecompiledModel
 from weft.fast.swap import PLAIN
 from weft.models.cvt import CvT, Stage
 from weft.models.layers import present
@@ -19,12 +19,12 @@ class FusedClassTokenStage(Stage):
         return self.blocks[-1].forward_class_token(x, present(cls))  # pyright: ignore[reportCallIssue]
 
 
-class FusedClassTokenCvT(Rehearsed, CvT):
+class FusedClassTokenCvT(PrecompiledModel, CvT):
     def forward(self, x: Tensor) -> Tensor:
-        self.rehearse(self.answer, x)
-        return self.answer(x)
+        self.precompile(self.forward_logits, x)
+        return self.forward_logits(x)
 
-    def answer(self, x: Tensor) -> Tensor:
+    def forward_logits(self, x: Tensor) -> Tensor:
         if self.global_pool == "token":
             return self.forward_head(self.forward_class_token(x))
         return self.forward_head(self.forward_features(x))

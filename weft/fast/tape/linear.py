@@ -11,26 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.fast.tape import Casts, Function, Tape, Var
+from weft.fast.tape.tape import CastCache, Tape, TapeFunction, Var
 from weft.kernels.ops.activation import activation_backward
 from weft.kernels.ops.batch_norm import batch_norm_act_backward, batch_norm_act_forward
 from weft.kernels.ops.linear_act import linear_act_forward
 
-ALONE = (None, False)
-Again = tuple[Callable[..., Tensor], tuple[Tensor | None, ...]]  # how to make a tensor again, and of what
+NO_OPTIONS = (None, False)
+Recompute = tuple[Callable[..., Tensor], tuple[Tensor | None, ...]]  # a function that makes a tensor again, and of what
 
 
-def linear(t: Tape, x: Var, layer: nn.Linear, again: Again | None = None, normed: bool = False) -> Var:
-    """A linear layer; `again` spares it keeping its input, for one more pass over memory on the way back.
+def linear(t: Tape, x: Var, layer: nn.Linear, recompute: Recompute | None = None, before_norm: bool = False) -> Var:
+    """A linear layer; `recompute` spares it keeping its input, for one more pass over memory on the way back.
 
-    `normed`: a BatchNorm behind it takes the mean of the batch off, its bias with it, which has no gradient then.
+    `before_norm`: a BatchNorm behind it takes the mean of the batch off, its bias with it, which has no gradient then.
     """
-    return t(Linears, t.casts, (again, normed), x, layer.weight, layer.bias)[0]
+    return t(Linears, t.casts, (recompute, before_norm), x, layer.weight, layer.bias)[0]
 
 
 def linears(t: Tape, xs: Sequence[Var], layers: Sequence[nn.Linear]) -> tuple[Var, ...]:
     """Linear layers side by side, each with an input of its own, such as those of q, k and v."""
-    return t(Linears, t.casts, ALONE, *xs, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
+    return t(Linears, t.casts, NO_OPTIONS, *xs, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
 
 
 def mlp(t: Tape, x: Var, fc1: nn.Linear, act: str, fc2: nn.Linear) -> Var:
@@ -40,23 +40,24 @@ def mlp(t: Tape, x: Var, fc1: nn.Linear, act: str, fc2: nn.Linear) -> Var:
 
 def norm_linears(
     t: Tape, xs: Sequence[Var], moments: Sequence[Tensor], norms: Sequence[Any], act: str, layers: Sequence[nn.Linear],
-    normed: bool = False,
+    before_norm: bool = False,
 ) -> tuple[Var, ...]:  # fmt: skip
     """Linear layers side by side, each of act(bn(x)) with a map and a BatchNorm of its own, which is not kept."""
     gammas, betas = [bn.weight for bn in norms], [bn.bias for bn in norms]
     parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
-    return t(NormLinears, t.casts, ([bn.eps for bn in norms], act, normed), *xs, *moments, *gammas, *betas, *parameters)
+    how = [bn.eps for bn in norms], act, before_norm
+    return t(NormLinears, t.casts, how, *xs, *moments, *gammas, *betas, *parameters)
 
 
-class Linears(Function):
+class Linears(TapeFunction):
     """Takes inputs, then weights, then biases, which may be None."""
 
     @staticmethod
-    def forward(ctx: Any, casts: Casts, how: tuple[Again | None, bool], *tensors: Any) -> tuple[Tensor, ...]:
-        count, (again, ctx.normed) = len(tensors) // 3, how
+    def forward(ctx: Any, casts: CastCache, how: tuple[Recompute | None, bool], *tensors: Any) -> tuple[Tensor, ...]:
+        count, (recompute, ctx.before_norm) = len(tensors) // 3, how
         xs, parameters = [_cast(x, casts.dtype) for x in tensors[:count]], casts(tensors[count:])
         weights, biases = parameters[:count], parameters[count:]
-        ctx.make, kept = again or (None, xs)
+        ctx.recompute, kept = recompute or (None, xs)
         ctx.save_for_backward(*weights, *kept)
         ctx.dtypes = [None if t is None else t.dtype for t in tensors]
         return tuple(F.linear(x, w, b) for x, w, b in zip(xs, weights, biases, strict=True))
@@ -65,21 +66,21 @@ class Linears(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count, needed = len(grads), ctx.needs_input_grad[2:]
         weights, xs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        if ctx.make is not None:
-            xs = [_cast(ctx.make(*xs), weights[0].dtype)]
+        if ctx.recompute is not None:
+            xs = [_cast(ctx.recompute(*xs), weights[0].dtype)]
         found: list[Tensor | None] = [None] * (3 * count)
         for i, (grad, x, weight) in enumerate(zip(grads, xs, weights, strict=True)):
             places = (i, count + i, 2 * count + i)
             of_x, of_weight, of_bias = (ctx.dtypes[place] if needed[place] else None for place in places)
             found[i], found[count + i], found[2 * count + i] = linear_gradients(
-                grad, x, weight, of_x, of_weight, of_bias, ctx.normed
+                grad, x, weight, of_x, of_weight, of_bias, ctx.before_norm
             )
         return None, None, *found
 
 
-class Mlp(Function):
+class Mlp(TapeFunction):
     @staticmethod
-    def forward(ctx: Any, casts: Casts, act: str, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, casts: CastCache, act: str, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.act, ctx.dtypes = act, [x.dtype, *(p.dtype for p in parameters)]
         x, (w1, b1, w2, b2) = _cast(x, casts.dtype), casts(parameters)
         active, hidden = linear_act_forward.run(x, w1, b1, act, any(ctx.needs_input_grad))
@@ -99,7 +100,7 @@ class Mlp(Function):
         return None, None, *linear_gradients(grad_hidden, x, w1, of_x, of_w1, of_b1), grad_w2, grad_b2
 
 
-class NormLinears(Function):
+class NormLinears(TapeFunction):
     """Takes inputs, the moments of each over the batch, gammas, betas, weights, biases.
 
     The input of a BatchNorm is kept for its own gradient, so that its output need not be kept for that of the weights:
@@ -107,8 +108,8 @@ class NormLinears(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, casts: Casts, how: tuple[list[float], str, bool], *tensors: Tensor) -> tuple[Tensor, ...]:
-        all_eps, act, ctx.normed = how
+    def forward(ctx: Any, casts: CastCache, how: tuple[list[float], str, bool], *tensors: Tensor) -> tuple[Tensor, ...]:
+        all_eps, act, ctx.before_norm = how
         count = len(all_eps)
         parameters = casts(tensors[4 * count :])
         weights, biases = parameters[:count], parameters[count:]
@@ -131,7 +132,7 @@ class NormLinears(Function):
                 dtype if need else None
                 for dtype, need in zip(ctx.dtypes[i::count], needed[4 * count + i :: count], strict=True)
             )
-            grad_active, _, grad_bias = linear_gradients(grad, x, weight, x.dtype, None, of_bias, ctx.normed)
+            grad_active, _, grad_bias = linear_gradients(grad, x, weight, x.dtype, None, of_bias, ctx.before_norm)
             grad_x, grad_gamma, grad_beta, _, active = batch_norm_act_backward.run(
                 grad_active, x, moments, None, gamma, beta, None, None, ctx.all_eps[i], ctx.act, of_weight is not None
             )
@@ -149,7 +150,7 @@ def linear_gradients(
     of_x: torch.dtype | None,
     of_weight: torch.dtype | None,
     of_bias: torch.dtype | None,
-    normed: bool = False,
+    before_norm: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of a linear layer in these types; None means that one is not needed."""
     rows, columns = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])  # (N, out), (N, in)
@@ -157,7 +158,7 @@ def linear_gradients(
     grad_weight = None if of_weight is None else _product(rows.t(), columns, of_weight)
     if of_bias is None:
         return grad_x, grad_weight, None
-    grad_bias = rows.new_zeros(rows.shape[1], dtype=of_bias) if normed else _cast(column_sums(rows), of_bias)
+    grad_bias = rows.new_zeros(rows.shape[1], dtype=of_bias) if before_norm else _cast(column_sums(rows), of_bias)
     return grad_x, grad_weight, grad_bias
 
 

@@ -5,29 +5,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.fast.blocks import is_layer_norm, is_usual_mlp, run_mlp
-from weft.fast.linear import linear, linears
-from weft.fast.ops import (
+from weft.fast.inference.packed_linear import LINEAR_TYPES
+from weft.fast.swap import Fused, fused, is_exactly
+from weft.fast.tape.blocks import is_layer_norm, is_standard_mlp, run_mlp
+from weft.fast.tape.linear import linear, linears
+from weft.fast.tape.ops import (
     CrossAttention,
     add_branch,
-    affine,
+    are_idle,
+    as_affine,
     batch_norm,
     cast,
     convolve,
-    drops,
     is_conv,
     is_depthwise,
     is_norm,
-    is_usual_drop_path,
+    is_standard_drop_path,
     keep_factors,
     layer_norm,
-    norm_apart,
+    norm_map,
     norm_tokens,
-    trains,
+    share_mode,
+    uses_batch_statistics,
 )
-from weft.fast.packed_linear import LINEAR
-from weft.fast.swap import Fused, fused, is_exactly
-from weft.fast.tape import Function, Tape, Var
+from weft.fast.tape.tape import Tape, TapeFunction, Var
 from weft.kernels.ops.attention import MOST_KEYS, attention_forward, suits_heads
 from weft.kernels.ops.qkv import qkv_forward
 from weft.models import cvt
@@ -46,7 +47,7 @@ def is_projection(*branches: Any) -> bool:
     return q.conv.stride == (1, 1) and k.conv.stride == v.conv.stride and q.conv.kernel_size == k.conv.kernel_size
 
 
-class Join(Function):
+class Join(TapeFunction):
     """The class token and the (B, H, W, C) or (B, N, C) map as tokens."""
 
     @staticmethod
@@ -64,9 +65,9 @@ def project(t: Tape, x: Var, cls: Var | None, branches: Any) -> tuple[Var, ...]:
     x = cast(t, x, t.dtype)
     weights, biases = [b.conv.weight for b in branches], [b.conv.bias for b in branches]
     stride = branches[1].conv.stride[0]
-    if not t.recording and not trains(branches[0].bn):
+    if not t.grad_enabled and not uses_batch_statistics(branches[0].bn):
         folded = type(branches[0].bn) is nn.Identity
-        scales, shifts = (NONE, NONE) if folded else zip(*(affine(b.bn) for b in branches), strict=True)
+        scales, shifts = (NONE, NONE) if folded else zip(*(as_affine(b.bn) for b in branches), strict=True)
         cls = None if cls is None else cast(t, cls, t.dtype)
         return t(qkv_forward, x, cls, *weights, *biases, *scales, *shifts, stride)
     raw = t(qkv_forward, x, None, *weights, *biases, *NONE, *NONE, stride)
@@ -90,7 +91,7 @@ class FusedConvEmbed(Fused, ConvEmbed):
 
 
 @fused(cvt.Block)
-class FusedBlock(Fused, cvt.Block):
+class FusedCvTBlock(Fused, cvt.Block):
     """A block with Convolutional Projections."""
 
     @classmethod
@@ -98,20 +99,22 @@ class FusedBlock(Fused, cvt.Block):
         attn = module.attn
         branches = (attn.conv_proj_q, attn.conv_proj_k, attn.conv_proj_v)
         layers = (attn.proj_q, attn.proj_k, attn.proj_v, attn.proj)
-        known = type(attn) is cvt.Attention and is_projection(*branches) and all(type(x) in LINEAR for x in layers)
-        usual = is_usual_mlp(module.mlp) and is_usual_drop_path(module.drop_path)
+        known = type(attn) is cvt.Attention and is_projection(*branches)
+        known = known and all(type(layer) in LINEAR_TYPES for layer in layers)
+        usual = is_standard_mlp(module.mlp) and is_standard_drop_path(module.drop_path)
         return known and usual and is_layer_norm(module.norm1, module.norm2)
 
     def ready(self, *inputs: Any) -> bool:
         attn: Any = self.attn
-        modes = {trains(attn.conv_proj_q.bn), trains(attn.conv_proj_k.bn), trains(attn.conv_proj_v.bn)}
+        if not share_mode(attn.conv_proj_q.bn, attn.conv_proj_k.bn, attn.conv_proj_v.bn):
+            return False
         dropped = attn.attn_drop > 0 and attn.training
-        return len(modes) == 1 and not dropped and not drops(attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
+        return not dropped and are_idle(attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
 
     def steps(self, t: Tape, x: Var, cls: Var | None) -> tuple[Var, Var | None]:
         attn: Any = self.attn
-        t.casts.ahead(attn.proj_q, attn.proj_k, attn.proj_v, attn.proj, self.mlp.fc1, self.mlp.fc2)
-        _, _, z, z_cls = norm_apart(t, self.norm1, x, cls)
+        t.casts.prepare(attn.proj_q, attn.proj_k, attn.proj_v, attn.proj, self.mlp.fc1, self.mlp.fc2)
+        _, _, z, z_cls = norm_map(t, self.norm1, x, cls)
         branches = (attn.conv_proj_q, attn.conv_proj_k, attn.conv_proj_v)
         q, k, v = linears(t, project(t, z, z_cls, branches), (attn.proj_q, attn.proj_k, attn.proj_v))
         y = linear(t, attend(t, q, k, v, attn.num_heads, attn.scale), attn.proj)
@@ -121,6 +124,6 @@ class FusedBlock(Fused, cvt.Block):
 
 def attend(t: Tape, q: Var, k: Var, v: Var, heads: int, scale: float) -> Var:
     """In inference all keys of a head fit into one tile."""
-    if not t.recording and k.shape[1] <= MOST_KEYS and suits_heads(q.shape[2] // heads):
+    if not t.grad_enabled and k.shape[1] <= MOST_KEYS and suits_heads(q.shape[2] // heads):
         return t(attention_forward, q, k, v, heads, scale)
     return t(CrossAttention, q, k, v, heads, scale)

@@ -1,4 +1,4 @@
-"""What torch.compile sees of a fused model: plain modules, but for a few operations that our kernels do better.
+"""The fused model that torch.compile sees: plain modules, but for a few operations that our kernels do better.
 
 The compiler fuses norms, activations and sums with what stands around them, which an operator of its own would prevent;
 and it calls an operator so slowly that one must save a lot. With depth-wise convolutions and BatchNorm by our kernels a
@@ -23,7 +23,7 @@ from weft.models.layers import to_nchw, to_nhwc
 class Compiled(Fused):
     """A form for compilers alone; in eager mode the block around it is fused, or this is plain."""
 
-    def remember(self) -> None:
+    def remember_parts(self) -> None:
         """Nothing inside is passed by."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -49,7 +49,7 @@ class FusedConv2d(Compiled, nn.Conv2d):
 class FusedLEWinAttention(Compiled, cetnet.LEWinAttention):
     @classmethod
     def fits(cls, module: Any) -> bool:
-        from weft.fast.cetnet import fits_windows
+        from weft.fast.forms.cetnet import fits_windows
 
         return fits_windows(module)
 

@@ -1,4 +1,4 @@
-"""What fused forms are made of: each function runs operations of `weft.kernels` on the `Var`s of a tape.
+"""The layers of fused forms: each function runs operations of `weft.kernels` on the `Var`s of a tape.
 
 Maps are (B, H, W, C), tokens (B, [1 +] H*W, C) with the class token first, as everywhere.
 """
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from timm.layers import Attention, DropPath
 from torch import Tensor, nn
 
-from weft.fast.linear import ALONE, Linears, linear
-from weft.fast.packed_linear import LINEAR
-from weft.fast.tape import Function, Tape, Var
+from weft.fast.inference.packed_linear import LINEAR_TYPES
+from weft.fast.tape.linear import NO_OPTIONS, Linears, linear
+from weft.fast.tape.tape import Tape, TapeFunction, Var
 from weft.kernels.ops.activation import activation_forward
 from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics
 from weft.kernels.ops.conv_act import conv_act_forward
@@ -32,7 +32,7 @@ WIDEST_HEAD = 256  # of flash attention
 # Shapes and types ---------------------------------------------------------------------------------------------------
 
 
-class View(Function):
+class Reshape(TapeFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         ctx.shape = x.shape
@@ -46,7 +46,7 @@ class View(Function):
 TO_MAP, FROM_MAP = (0, 2, 3, 1), (0, 3, 1, 2)  # of (B, C, H, W), channels last in memory, and back
 
 
-class Permute(Function):
+class Permute(TapeFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: tuple[int, ...]) -> Tensor:
         ctx.back = FROM_MAP if order == TO_MAP else TO_MAP
@@ -57,7 +57,7 @@ class Permute(Function):
         return grad.permute(ctx.back), None
 
 
-class Cat(Function):
+class Cat(TapeFunction):
     """Maps side by side in their channels."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class Cat(Function):
         return grad.split(ctx.widths, dim=-1)
 
 
-class Split(Function):
+class Chunk(TapeFunction):
     """Undoes `Cat` of `count` equal parts; they are views."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class Split(Function):
         return torch.cat(grads, dim=-1), None
 
 
-class Cast(Function):
+class Cast(TapeFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = x.dtype
@@ -93,7 +93,7 @@ class Cast(Function):
         return grad.to(ctx.dtype), None
 
 
-class Dropout(Function):
+class Dropout(TapeFunction):
     @staticmethod
     def run(x: Tensor, p: float) -> Tensor:
         return torch.native_dropout(x, p, True)[0]
@@ -110,13 +110,13 @@ class Dropout(Function):
         return torch.ops.aten.native_dropout_backward(grad, *ctx.saved_tensors, ctx.scale), None
 
 
-def view(t: Tape, x: Var, *shape: int) -> Var:
-    return t(View, x, shape)
+def reshape(t: Tape, x: Var, *shape: int) -> Var:
+    return t(Reshape, x, shape)
 
 
-def seen_as(x: Var, *shape: int) -> Var:
+def reshape_output(x: Var, *shape: int) -> Var:
     """A view of what a linear layer gave, whose gradient may come back in any shape."""
-    return Var(x.value.view(shape), x.place)
+    return Var(x.value.view(shape), x.slot)
 
 
 def cast(t: Tape, x: Var, dtype: torch.dtype) -> Var:
@@ -138,10 +138,10 @@ def norm_tokens(
     return x, cls, normed
 
 
-def norm_apart(
+def norm_map(
     t: Tape, norm: nn.LayerNorm, x: Var, cls: Var | None = None, y: Var | None = None, keep: Tensor | None = None
 ) -> tuple[Var, Var | None, Var, Var | None]:
-    """`norm_tokens` that gives the norm as a map and a class token."""
+    """As `norm_tokens`, but the norm is a map and a class token."""
     return _residual_norm(t, norm, x, cls, y, keep, joined=False)
 
 
@@ -162,13 +162,13 @@ def layer_norm(t: Tape, x: Var, norm: nn.LayerNorm) -> Var:
     return t(residual_norm_forward, x, None, None, None, norm.weight, norm.bias, norm.eps, dtype, False)[2]
 
 
-def norm_again(norm: nn.LayerNorm, x: Var, cls: Var | None, dtype: torch.dtype, joined: bool) -> Any:
-    """How a linear layer makes the `norm` of x and cls again; both are kept for the norm's own gradient."""
+def recompute_norm(norm: nn.LayerNorm, x: Var, cls: Var | None, dtype: torch.dtype, joined: bool) -> Any:
+    """How a linear layer recomputes the `norm` of x and cls, both of which are kept for the norm's own gradient."""
 
-    def make(x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+    def recompute(x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
         return residual_norm_forward.run(x, cls, None, None, weight, bias, norm.eps, dtype, joined)[2]
 
-    return make, (x.value, None if cls is None else cls.value, norm.weight, norm.bias)
+    return recompute, (x.value, None if cls is None else cls.value, norm.weight, norm.bias)
 
 
 def add_branch(
@@ -196,9 +196,14 @@ def is_norm(bn: Any) -> bool:
     return type(bn) is nn.Identity or is_batch_norm(bn)
 
 
-def trains(*norms: Any) -> bool:
+def uses_batch_statistics(*norms: Any) -> bool:
     """Whether all of these are BatchNorms that normalise by the statistics of the batch; a folded one is none."""
     return all(isinstance(bn, nn.BatchNorm2d) and bn.training for bn in norms)
+
+
+def share_mode(*norms: Any) -> bool:
+    """Whether these are all in training mode, or all not."""
+    return len({uses_batch_statistics(bn) for bn in norms}) == 1
 
 
 def moments(x: Var, bn: Any) -> Tensor:
@@ -217,12 +222,12 @@ def batch_norm(
         if residual is not None:
             x, _ = add_branch(t, residual, None, x, None, keep)
         return activate(t, x, act)
-    mean, var = (moments(x, bn), None) if trains(bn) else (bn.running_mean, bn.running_var)
+    mean, var = (moments(x, bn), None) if uses_batch_statistics(bn) else (bn.running_mean, bn.running_var)
     return t(batch_norm_act_forward, x, mean, var, bn.weight, bn.bias, residual, keep, bn.eps, act)
 
 
-def affine(bn: Any) -> tuple[Tensor, Tensor]:
-    """What a BatchNorm in eval mode is: x * scale + shift."""
+def as_affine(bn: Any) -> tuple[Tensor, Tensor]:
+    """A BatchNorm in eval mode as the scale and shift of x * scale + shift."""
     scale = bn.weight * (bn.running_var + bn.eps).rsqrt()
     return scale, bn.bias - bn.running_mean * scale
 
@@ -251,7 +256,7 @@ def is_depthwise(conv: nn.Conv2d) -> bool:
     )
 
 
-class Convolution(Function):
+class Convolution(TapeFunction):
     """The library's, on (B, H, W, C) maps."""
 
     @staticmethod
@@ -288,8 +293,8 @@ def convolve(t: Tape, x: Var, conv: nn.Conv2d) -> Var:
         numbers = conv.stride[0], conv.padding[0], conv.dilation[0]
         return t(stem_forward, x, conv.weight, conv.bias, *numbers, "none")
     if conv.kernel_size == conv.stride == (1, 1) and conv.groups == 1 and conv.padding == (0, 0):
-        weight = t(View, conv.weight, conv.weight.shape[:2])
-        return t(Linears, t.casts, ALONE, x, weight, conv.bias)[0]
+        weight = t(Reshape, conv.weight, conv.weight.shape[:2])
+        return t(Linears, t.casts, NO_OPTIONS, x, weight, conv.bias)[0]
     return t(Convolution, x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
@@ -297,7 +302,7 @@ def conv_norm(
     t: Tape, x: Var, conv: nn.Conv2d, bn: Any, act: str, residual: Var | None = None, keep: Tensor | None = None
 ) -> Var:
     """act(residual + keep bn(conv(x))), in training and in eval mode; `bn` may be an Identity."""
-    if not t.recording and keep is None and not trains(bn):
+    if not t.grad_enabled and keep is None and not uses_batch_statistics(bn):
         return _folded(t, x, conv, bn, act, residual)
     return batch_norm(t, convolve(t, x, conv), bn, act, residual, keep)
 
@@ -305,7 +310,7 @@ def conv_norm(
 def _folded(t: Tape, x: Var, conv: Any, bn: Any, act: str, residual: Var | None) -> Var:
     """In inference all of it is the convolution with other weights."""
     x = cast(t, x, t.dtype)
-    scale, shift = (None, None) if isinstance(bn, nn.Identity) else affine(bn)
+    scale, shift = (None, None) if isinstance(bn, nn.Identity) else as_affine(bn)
     if is_depthwise(conv) and residual is None:
         return t(depthwise_forward, x, conv.weight, conv.bias, scale, shift, conv.stride[0], "none", act)
     weight, bias = conv.weight, conv.bias
@@ -328,14 +333,14 @@ def _folded(t: Tape, x: Var, conv: Any, bn: Any, act: str, residual: Var | None)
 
 def norm_conv(t: Tape, x: Var, bn: Any, act: str, conv: nn.Conv2d) -> Var:
     """conv(act(bn(x))) of a map; in training what the norm gives is not kept where the convolution is depth-wise."""
-    if not (trains(bn) and is_depthwise(conv) and x.dtype == t.dtype):
+    if not (uses_batch_statistics(bn) and is_depthwise(conv) and x.dtype == t.dtype):
         return convolve(t, batch_norm(t, x, bn, act), conv)
     found = moments(x, bn)
     return t(norm_depthwise, x, found, bn.weight, bn.bias, bn.eps, act, conv.weight, conv.bias, conv.stride[0])
 
 
 def max_pool(t: Tape, x: Var, stride: int) -> Var:
-    return t(max_pool_forward, x, stride, t.recording and x.place >= 0)[0]
+    return t(max_pool_forward, x, stride, t.grad_enabled and x.slot >= 0)[0]
 
 
 # Attention ----------------------------------------------------------------------------------------------------------
@@ -353,7 +358,7 @@ def _tokens(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)  # undoes `_heads`
 
 
-class SelfAttention(Function):
+class SelfAttention(TapeFunction):
     """(B, N, 3C) queries, keys and values side by side -> (B, N, C), in `heads`."""
 
     @staticmethod
@@ -372,7 +377,7 @@ class SelfAttention(Function):
         return torch.stack(grads, dim=3).permute(0, 2, 3, 1, 4).flatten(2), None, None
 
 
-class CrossAttention(Function):
+class CrossAttention(TapeFunction):
     """(B, N, C) queries, (B, M, C) keys and values -> (B, N, C), in `heads`."""
 
     @staticmethod
@@ -418,18 +423,18 @@ def _attend_back(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, (q, k, v), grad)
 
 
-def attention(t: Tape, z: Var, attn: Attention, again: Any = None) -> Var:
+def attention(t: Tape, z: Var, attn: Attention, recompute: Any = None) -> Var:
     """timm's attention over (B, N, C) tokens."""
-    qkv = linear(t, z, attn.qkv, again)
+    qkv = linear(t, z, attn.qkv, recompute)
     return linear(t, t(SelfAttention, qkv, attn.num_heads, attn.scale), attn.proj)
 
 
-def is_usual_attention(attn: Any) -> bool:
+def is_standard_attention(attn: Any) -> bool:
     """Whether this is timm's attention without any of its options."""
     return (
         type(attn) is Attention
-        and type(attn.qkv) in LINEAR
-        and type(attn.proj) in LINEAR
+        and type(attn.qkv) in LINEAR_TYPES
+        and type(attn.proj) in LINEAR_TYPES
         and isinstance(attn.q_norm, nn.Identity)
         and isinstance(attn.k_norm, nn.Identity)
         and isinstance(getattr(attn, "norm", nn.Identity()), nn.Identity)
@@ -437,11 +442,18 @@ def is_usual_attention(attn: Any) -> bool:
     )
 
 
-def is_usual_drop_path(module: Any) -> bool:
+def is_standard_drop_path(module: Any) -> bool:
     """Whether this is stochastic depth as everybody has it, or none."""
     if type(module) is DropPath:
         return module.scale_by_keep
     return module is None or type(module) in (nn.Identity, StochasticDepth)
+
+
+def is_idle_drop_path(module: Any) -> bool:
+    """Whether this is such a module, and drops nothing now."""
+    if module is None:
+        return True
+    return is_standard_drop_path(module) and not (module.training and getattr(module, "drop_prob", 0.0))
 
 
 def keep_factors(drop_path: Any, x: Tensor) -> Tensor | None:
@@ -453,6 +465,9 @@ def keep_factors(drop_path: Any, x: Tensor) -> Tensor | None:
     return kept.div_(1 - rate) if rate < 1 else kept
 
 
-def drops(*modules: Any) -> bool:
-    """Whether one of these dropouts is at work."""
-    return any(module.training and module.p > 0 for module in modules)
+def are_idle(*dropouts: Any) -> bool:
+    """Whether all of these are torch's dropouts, or nothing, and drop nothing now."""
+    return all(
+        type(module) is nn.Identity or (type(module) is nn.Dropout and not (module.training and module.p > 0))
+        for module in dropouts
+    )

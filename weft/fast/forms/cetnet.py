@@ -5,32 +5,33 @@ from typing import Any
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from weft.fast.blocks import activation_of, is_layer_norm, is_linear, is_usual_mlp, run_mlp
-from weft.fast.cvt import NONE, is_projection, project
-from weft.fast.linear import linear, linears, norm_linears
-from weft.fast.ops import (
-    Split,
+from weft.fast.forms.cvt import NONE, is_projection, project
+from weft.fast.swap import Fused, fused, is_exactly
+from weft.fast.tape.blocks import activation_of, is_layer_norm, is_linear, is_standard_mlp, run_mlp
+from weft.fast.tape.linear import linear, linears, norm_linears
+from weft.fast.tape.ops import (
+    Chunk,
     add_branch,
+    are_idle,
     batch_norm,
     cast,
     conv_norm,
     convolve,
-    drops,
     is_batch_norm,
     is_conv,
     is_norm,
-    is_usual_drop_path,
+    is_standard_drop_path,
     keep_factors,
     layer_norm,
     moments,
-    norm_apart,
     norm_conv,
+    norm_map,
     norm_tokens,
-    seen_as,
-    trains,
+    reshape_output,
+    share_mode,
+    uses_batch_statistics,
 )
-from weft.fast.swap import Fused, fused, is_exactly
-from weft.fast.tape import Tape, Var
+from weft.fast.tape.tape import Tape, Var
 from weft.kernels.ops.qkv import qkv_forward
 from weft.kernels.ops.window_attention import fits, window_attention
 from weft.models import ce, ce_hosts, cetnet
@@ -51,13 +52,13 @@ class FusedWindows(Fused):
         raise NotImplementedError
 
     def attend(self, t: Tape, z: Var) -> Var:
-        """What attention makes of the normed map, which stays one."""
+        """The attention of the normed map, which stays one."""
         raise NotImplementedError
 
     def steps(self, t: Tape, x: Var) -> Var:
-        t.casts.ahead(*self.layers(), self.mlp.fc1, self.mlp.fc2)
-        _, _, z, _ = norm_apart(t, self.norm1, x)
-        y = seen_as(self.attend(t, z), z.shape[0], -1, z.shape[3])  # (B, H*W, C)
+        t.casts.prepare(*self.layers(), self.mlp.fc1, self.mlp.fc2)
+        _, _, z, _ = norm_map(t, self.norm1, x)
+        y = reshape_output(self.attend(t, z), z.shape[0], -1, z.shape[3])  # (B, H*W, C)
         x, _, z = norm_tokens(t, self.norm2, x, None, y, keep_factors(self.drop_path, x.value))
         return add_branch(t, x, None, run_mlp(t, z, self.mlp), None, keep_factors(self.drop_path, x.value))[0]
 
@@ -73,13 +74,14 @@ class FusedLEWinBlock(FusedWindows, cetnet.LEWinBlock):
         local = is_projection(*branches) if attn.has_convs else all(type(b) is nn.Identity for b in branches)
         conv = module.conv
         before = type(conv) is nn.Identity or (is_exactly(conv, ConvNorm) and is_conv(conv.conv) and is_norm(conv.bn))
-        return local and before and is_linear(*layers) and fits_windows(attn) and is_usual(module)
+        return local and before and is_linear(*layers) and fits_windows(attn) and is_standard_block(module)
 
     def ready(self, *inputs: Any) -> bool:
         attn = self.attn
-        modes = {trains(conv.bn) for conv in (attn.conv_q, attn.conv_k, attn.conv_v)} if attn.has_convs else {False}
+        if attn.has_convs and not share_mode(attn.conv_q.bn, attn.conv_k.bn, attn.conv_v.bn):
+            return False
         dropped = attn.attn_drop > 0 and attn.training
-        return len(modes) == 1 and not dropped and not drops(attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
+        return not dropped and are_idle(attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
 
     def steps(self, t: Tape, x: Var) -> Var:
         if not isinstance(self.conv, nn.Identity):
@@ -91,7 +93,7 @@ class FusedLEWinBlock(FusedWindows, cetnet.LEWinBlock):
 
     def attend(self, t: Tape, z: Var) -> Var:
         attn = self.attn
-        q, k, v = (seen_as(y, *z.shape) for y in self.project(t, z))
+        q, k, v = (reshape_output(y, *z.shape) for y in self.project(t, z))
         table = attn.rel_pos.relative_position_bias_table
         return linear(t, t(window_attention, q, k, v, table, attn.window, attn.shifted), attn.proj)
 
@@ -104,10 +106,10 @@ class FusedLEWinBlock(FusedWindows, cetnet.LEWinBlock):
             return linears(t, (z, z, z), layers)
         weights, biases = [b.conv.weight for b in branches], [b.conv.bias for b in branches]
         norms = [b.bn for b in branches]
-        if not t.recording and not trains(*norms):
+        if not t.grad_enabled and not uses_batch_statistics(*norms):
             return linears(t, project(t, z, None, branches), layers)
         raw = t(qkv_forward, z, None, *weights, *biases, *NONE, *NONE, 1)
-        if trains(*norms):
+        if uses_batch_statistics(*norms):
             found = [moments(y, bn) for y, bn in zip(raw, norms, strict=True)]
             return norm_linears(t, raw, found, norms, "none", layers)
         return linears(t, [batch_norm(t, y, bn) for y, bn in zip(raw, norms, strict=True)], layers)
@@ -118,24 +120,24 @@ class FusedSwinBlock(FusedWindows, ce_hosts.SwinBlock):
     @classmethod
     def fits(cls, module: Any) -> bool:
         attn = module.attn
-        return is_linear(attn.qkv, attn.proj) and fits_windows(attn, module.window) and is_usual(module)
+        return is_linear(attn.qkv, attn.proj) and fits_windows(attn, module.window) and is_standard_block(module)
 
     def ready(self, *inputs: Any) -> bool:
-        return not drops(self.attn.attn_drop, self.attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
+        return are_idle(self.attn.attn_drop, self.attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
 
     def layers(self) -> tuple[Any, ...]:
         return self.attn.qkv, self.attn.proj
 
     def attend(self, t: Tape, z: Var) -> Var:
         attn = self.attn
-        q, k, v = t(Split, linear(t, z, attn.qkv), 3)
+        q, k, v = t(Chunk, linear(t, z, attn.qkv), 3)
         y = t(window_attention, q, k, v, attn.relative_position_bias_table, self.window, self.shifted)
         return linear(t, y, attn.proj)
 
 
-def is_usual(block: Any) -> bool:
+def is_standard_block(block: Any) -> bool:
     """Whether what is around the attention is what a fused block knows."""
-    usual = is_usual_mlp(block.mlp) and is_usual_drop_path(block.drop_path)
+    usual = is_standard_mlp(block.mlp) and is_standard_drop_path(block.drop_path)
     return usual and is_layer_norm(block.norm1, block.norm2)
 
 
@@ -165,7 +167,7 @@ def is_known_unit(unit: Any) -> bool:
     if not isinstance(getattr(unit, "aa", None) or nn.Identity(), nn.Identity):
         return False
     known = all(is_conv(conv) and parts_of(norm) is not None for conv, norm in layers_of(unit))
-    return known and is_usual_drop_path(unit.drop_path)
+    return known and is_standard_drop_path(unit.drop_path)
 
 
 def parts_of(norm: Any) -> tuple[nn.Module, str] | None:
@@ -202,7 +204,7 @@ def unit(t: Tape, x: Var, module: Any) -> Var:
     shortcut = x
     layers: Any = [(conv, *(parts_of(norm) or ())) for conv, norm in layers_of(module)]
     *firsts, (conv, norm, act) = layers
-    if len(firsts) == 2 and trains(firsts[0][1], firsts[1][1]):  # the second is depth-wise
+    if len(firsts) == 2 and uses_batch_statistics(firsts[0][1], firsts[1][1]):  # the second is depth-wise
         (expand, norm1, act1), (conv_dw, norm2, act2) = firsts
         x = batch_norm(t, norm_conv(t, convolve(t, x, expand), norm1, act1, conv_dw), norm2, act2)
     else:

@@ -1,4 +1,4 @@
-"""A block as one step for torch: its operations run one after the other, and a single node of autograd leads back.
+"""A block as one node of autograd: its operations run one after the other, and a single step leads back.
 
 In eager mode torch needs ten to thirty microseconds to call and to record an operation, more than most of ours take on
 a GPU. A `Tape` records them itself, in a list, and is attached to torch's graph as a whole.
@@ -16,16 +16,16 @@ from torch.autograd.function import once_differentiable
 
 from weft.kernels.switch import amp_dtype
 
-NO_GRADIENT = -1
+NO_SLOT = -1
 
 
 class Var:
-    """A tensor inside a tape, and the place of its gradient."""
+    """A tensor inside a tape, and the slot of its gradient in the tape's table."""
 
-    __slots__ = ("place", "value")
+    __slots__ = ("slot", "value")
 
-    def __init__(self, value: Tensor, place: int = NO_GRADIENT):
-        self.value, self.place = value, place
+    def __init__(self, value: Tensor, slot: int = NO_SLOT):
+        self.value, self.slot = value, slot
 
     @property
     def shape(self) -> torch.Size:
@@ -37,14 +37,14 @@ class Var:
 
 
 class Context:
-    """What an operation's `forward` leaves to its `backward`, as torch's own has it."""
+    """A place for what an operation's `forward` leaves to its `backward`, as torch's own has it."""
 
     def __init__(self, needs_input_grad: list[bool]):
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: Sequence[Tensor | None] = ()
         self.saved_count = 0  # while torch keeps them
         self.materialize = True
-        self.fixed: list[int] = []  # outputs without a gradient, by their ids
+        self.non_differentiable: list[int] = []  # outputs without a gradient, by their ids
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
@@ -53,17 +53,17 @@ class Context:
         self.materialize = value
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        self.fixed = [id(y) for y in outputs]
+        self.non_differentiable = [id(y) for y in outputs]
 
 
-class Casts:
+class CastCache:
     """Parameters in the type that products compute in."""
 
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
         self.made: dict[int, Tensor] = {}  # by the parameter's id
 
-    def ahead(self, *layers: Any) -> None:
+    def prepare(self, *layers: Any) -> None:
         """Casts weights and biases of all these layers by one kernel."""
         parameters = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
         others = [p for p in parameters if p.dtype != self.dtype]
@@ -81,74 +81,74 @@ class Casts:
 
 
 class Tape:
-    """Runs operations on `Var`s and remembers how to go back; without `recording` it only runs them.
+    """Runs operations on `Var`s and remembers how to go back; without `grad_enabled` it only runs them.
 
     Tensors among the arguments, such as parameters, are leaves: torch gets their gradients from the tape.
     """
 
-    def __init__(self, recording: bool, dtype: torch.dtype):
-        self.recording = recording
+    def __init__(self, grad_enabled: bool, dtype: torch.dtype):
+        self.grad_enabled = grad_enabled
         self.dtype = dtype  # of products: autocast's, where it is on
-        self.casts = Casts(dtype)
+        self.casts = CastCache(dtype)
         self.leaves: list[Tensor] = []
-        self.places: dict[int, int] = {}  # of leaves, by the tensor's id
+        self.slots: dict[int, int] = {}  # of leaves, by the tensor's id
         self.count = 0
         self.steps: list[tuple[Any, Context, list[int], list[int], Any]] = []
 
-    def leaf(self, tensor: Tensor) -> int:
-        """The place of a tensor that torch wants a gradient of."""
-        if not self.recording or not tensor.requires_grad:
-            return NO_GRADIENT
-        place = self.places.get(id(tensor))
-        if place is None:
-            place = self.places[id(tensor)] = self.count
+    def leaf_slot(self, tensor: Tensor) -> int:
+        """The slot of a tensor that torch wants a gradient of."""
+        if not self.grad_enabled or not tensor.requires_grad:
+            return NO_SLOT
+        slot = self.slots.get(id(tensor))
+        if slot is None:
+            slot = self.slots[id(tensor)] = self.count
             self.leaves.append(tensor)
             self.count += 1
-        return place
+        return slot
 
     def var(self, tensor: Tensor | None) -> Var | None:
         """An input of the block."""
         if tensor is None:
             return None
-        return Var(tensor, self.leaf(tensor))
+        return Var(tensor, self.leaf_slot(tensor))
 
     def __call__(self, operation: Any, *args: Any) -> Any:
-        """What `operation` gives for these `Var`s, tensors and other values: `Var`s, and None where it gives None."""
-        values, places = [], []
+        """Runs `operation` on `Var`s, tensors and other values; returns `Var`s, and None where it gives None."""
+        values, slots = [], []
         for arg in args:
             if type(arg) is Var:
                 values.append(arg.value)
-                places.append(arg.place)
+                slots.append(arg.slot)
             else:
                 values.append(arg)
-                places.append(self.leaf(arg) if isinstance(arg, Tensor) else NO_GRADIENT)
-        if not self.recording or max(places) < 0:
+                slots.append(self.leaf_slot(arg) if isinstance(arg, Tensor) else NO_SLOT)
+        if not self.grad_enabled or max(slots) < 0:
             return _wrap(operation.run(*values))
-        needed = [place >= 0 for place in places]
+        needed = [slot >= 0 for slot in slots]
         ctx = Context(needed)
         found = operation.forward(ctx, *values)
         first = self.count
         if type(found) is not tuple:
             self.count += 1
-            self.steps.append((operation, ctx, places, [first], None))
+            self.steps.append((operation, ctx, slots, [first], None))
             return Var(found, first)
         self.count += len(found)
-        shapes = [None if y is None or id(y) in ctx.fixed else (y.shape, y.dtype, y.device) for y in found]
-        self.steps.append((operation, ctx, places, list(range(first, self.count)), shapes if ctx.materialize else None))
+        shapes = [None if y is None or id(y) in ctx.non_differentiable else (y.shape, y.dtype, y.device) for y in found]
+        self.steps.append((operation, ctx, slots, list(range(first, self.count)), shapes if ctx.materialize else None))
         return tuple(None if y is None else Var(y, first + i) for i, y in enumerate(found))
 
-    def go_back(self, outputs: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all leaves from those of the places `outputs`."""
+    def backward(self, outputs: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of all leaves from those of the slots `outputs`."""
         table: list[Tensor | None] = [None] * self.count
-        for place, grad in zip(outputs, grads, strict=True):
-            _add(table, place, grad)
+        for slot, grad in zip(outputs, grads, strict=True):
+            _add(table, slot, grad)
         for operation, ctx, ins, outs, shapes in reversed(self.steps):
-            given = [table[place] for place in outs]
+            given = [table[slot] for slot in outs]
             if given.count(None) == len(given):
                 ctx.saved_tensors = ()
                 continue
-            for place in outs:
-                table[place] = None
+            for slot in outs:
+                table[slot] = None
             if shapes is not None:
                 given = [
                     torch.zeros(shape[0], dtype=shape[1], device=shape[2]) if grad is None and shape else grad
@@ -156,9 +156,9 @@ class Tape:
                 ]
             found = operation.backward(ctx, *given)
             ctx.saved_tensors = ()
-            for place, grad in zip(ins, found if type(found) is tuple else (found,), strict=True):
-                _add(table, place, grad)
-        return [table[place] for place in self.places.values()]
+            for slot, grad in zip(ins, found if type(found) is tuple else (found,), strict=True):
+                _add(table, slot, grad)
+        return [table[slot] for slot in self.slots.values()]
 
 
 def _wrap(found: Any) -> Any:
@@ -167,14 +167,14 @@ def _wrap(found: Any) -> Any:
     return tuple(None if y is None else Var(y) for y in found)
 
 
-def _add(table: list[Tensor | None], place: int, grad: Tensor | None) -> None:
-    if place < 0 or grad is None:
+def _add(table: list[Tensor | None], slot: int, grad: Tensor | None) -> None:
+    if slot < 0 or grad is None:
         return
-    before = table[place]
-    table[place] = grad if before is None else before + grad
+    before = table[slot]
+    table[slot] = grad if before is None else before + grad
 
 
-class Function:
+class TapeFunction:
     """An operation in the style of `torch.autograd.Function`; to run it is to go forward with nobody to tell."""
 
     @classmethod
@@ -190,9 +190,11 @@ class Function:
         raise NotImplementedError
 
 
-class ByTorch(Function):
-    """Whatever torch can differentiate: `ByTorch, function, *inputs`, of which some are tensors. It runs again on the
-    way back."""
+class Checkpointed(TapeFunction):
+    """Any function that torch can differentiate: `Checkpointed, function, *inputs`, of which some are tensors.
+
+    As in torch's checkpointing, it runs again on the way back.
+    """
 
     @staticmethod
     def run(function: Callable[..., Any], *args: Any) -> Any:
@@ -218,13 +220,13 @@ class ByTorch(Function):
         return None, *(next(slopes) if need else None for need in needed)
 
 
-class _Attached(torch.autograd.Function):
+class _TapeNode(torch.autograd.Function):
     """The node of a tape in torch's graph."""
 
     @staticmethod
     def forward(ctx: Any, tape: Tape, found: tuple[Var, ...], *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.places = tape, [y.place for y in found]
+        ctx.tape, ctx.slots = tape, [y.slot for y in found]
         saved: list[Tensor | None] = []
         for _, context, *_ in tape.steps:  # all through torch: checkpointing replaces what is saved
             saved += context.saved_tensors
@@ -241,20 +243,20 @@ class _Attached(torch.autograd.Function):
         for _, context, *_ in tape.steps:
             context.saved_tensors = saved[first : first + context.saved_count]
             first += context.saved_count
-        return None, None, *tape.go_back(ctx.places, grads)
+        return None, None, *tape.backward(ctx.slots, grads)
 
 
-def one(operation: Any, *args: Any) -> Any:
+def apply_operation(operation: Any, *args: Any) -> Any:
     """One operation, with its gradient, on tensors."""
     tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
 
     def steps(t: Tape, *given: Var | None) -> Any:
         return t(operation, *(arg if x is None else x for x, arg in zip(given, args, strict=True)))
 
-    return one_step(steps, *tensors)
+    return run_as_one_node(steps, *tensors)
 
 
-def one_step(steps: Callable[..., Any], *inputs: Tensor | None) -> Any:
+def run_as_one_node(steps: Callable[..., Any], *inputs: Tensor | None) -> Any:
     """`steps(tape, *inputs)`, in which inputs and results are `Var`s or None, as one operation on tensors."""
     first = next(x for x in inputs if x is not None)
     tape = Tape(torch.is_grad_enabled(), amp_dtype(first))
@@ -263,7 +265,7 @@ def one_step(steps: Callable[..., Any], *inputs: Tensor | None) -> Any:
     results = found if type(found) is tuple else (found,)
     if tape.steps:
         there = tuple(y for y in results if y is not None)
-        attached = iter(_Attached.apply(tape, there, *tape.leaves))
+        attached = iter(_TapeNode.apply(tape, there, *tape.leaves))
         values = tuple(None if y is None else next(attached) for y in results)
     else:
         values = tuple(None if y is None else y.value for y in results)

@@ -12,25 +12,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.fast.swap import is_plain
+from weft.fast.swap import is_eager_tensor
+from weft.kernels.switch import is_transformed
 from weft.models.layers import PointwiseConv, activate
 
 ONEDNN_NAMES = {"none": "none", "gelu": "gelu", "silu": "swish"}
 HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 
 
-def takes_packed(x: Tensor) -> bool:
-    """Whether this is eager float32 inference on a CPU: packed weights have no gradient and fit into no graph."""
+def can_use_packed(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is eager float32 inference on a CPU: packed weights have no gradient and fit into no graph.
+
+    Where `x` does not fit `weight`, torch says why.
+    """
     return (
         HAS_ONEDNN
         and not torch.compiler.is_compiling()  # first: compilers cannot follow what is asked behind it
-        and is_plain(x)
-        and x.device.type == "cpu"
-        and x.dtype == torch.float32
+        and is_eager_tensor(x)
+        and x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
         and x.numel() > 0
+        and x.shape[-1] == weight.shape[1]
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()
+        and not is_transformed()
+        and torch._C._get_mkldnn_enabled()
     )
 
 
@@ -38,7 +45,8 @@ class PackedLinear(nn.Linear):
     """A linear layer and the activation behind it, which may be "none".
 
     The packed copy of the weight is made at the first call, and again after the weight was replaced, moved, loaded or
-    changed in place (but through `.data`, of which torch keeps no account); it belongs to no state dict and no file.
+    changed in place; it belongs to no state dict and no file. Torch keeps no account of changes through `.data`, nor of
+    a weight that was itself made in inference mode: whoever changes one in place sets `packed` to None.
     """
 
     __jit_ignored_attributes__ = ("packed",)
@@ -58,7 +66,7 @@ class PackedLinear(nn.Linear):
         if torch.jit.is_scripting():
             return activate(F.linear(input, self.weight, self.bias), self.act)
         else:  # not compiled by TorchScript
-            if not takes_packed(input):
+            if not can_use_packed(input, self.weight):
                 return activate(F.linear(input, self.weight, self.bias), self.act)
             name = ONEDNN_NAMES[self.act]
             return torch.ops.mkldnn._linear_pointwise(input, self.pack(), self.bias, name, [], "none")
@@ -66,17 +74,21 @@ class PackedLinear(nn.Linear):
     def add_to(self, x: Tensor, y: Tensor) -> Tensor:
         """x + F.linear(y, weight, bias) of (B, N, C) tokens, of which no pass over memory is made for the sum alone."""
         if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript compiles both halves of an `and`
-            if takes_packed(y):
+            if can_use_packed(y, self.weight):
                 return torch.ops.mkldnn._linear_pointwise.binary(y, x.contiguous(), self.pack(), self.bias, "add")
+        if self.bias is None:
+            return torch.addmm(x.flatten(0, 1), y.flatten(0, 1), self.weight.t()).view(x.shape)
         total = (x + self.bias).flatten(0, 1)  # a copy where x is no row of tokens in memory
         return total.addmm_(y.flatten(0, 1), self.weight.t()).view(x.shape)
 
     def pack(self) -> Tensor:
+        """The packed copy of the weight as it is now."""
         weight, version = self.weight.detach(), 0 if self.weight.is_inference() else self.weight._version
-        if self.packed is None or self.packed[1].data_ptr() != weight.data_ptr() or self.packed[2] != version:
+        packed = self.packed  # asked once: another thread may be at it, too
+        if packed is None or packed[1].data_ptr() != weight.data_ptr() or packed[2] != version:
             # The weight is kept along: as long as it is, no other one can lie at its address.
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), weight, version
-        return self.packed[0]
+            packed = self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), weight, version
+        return packed[0]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PackedLinear":
         self.packed = None
@@ -90,4 +102,5 @@ class PackedLinear(nn.Linear):
         return {**self.__dict__, "packed": None}
 
 
-LINEAR = (nn.Linear, PointwiseConv, PackedLinear)  # not classes derived from them, which may compute something else
+# Not classes derived from them, which may compute something else.
+LINEAR_TYPES = (nn.Linear, PointwiseConv, PackedLinear)

@@ -1,13 +1,13 @@
-"""What the blocks of several families have inside, and whether it is what their fused forms know."""
+"""Parts that blocks of several families have inside, and whether they are what fused forms know."""
 
 from typing import Any
 
 import timm.layers
 from torch import nn
 
-from weft.fast.linear import mlp
-from weft.fast.packed_linear import LINEAR, PackedLinear
-from weft.fast.tape import Tape, Var
+from weft.fast.inference.packed_linear import LINEAR_TYPES, PackedLinear
+from weft.fast.tape.linear import mlp
+from weft.fast.tape.tape import Tape, Var
 from weft.models.layers import LayerNorm, QuickGELU
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.GELU: "gelu", nn.SiLU: "silu", QuickGELU: "quick_gelu"}
@@ -20,7 +20,7 @@ def activation_of(module: nn.Module) -> str | None:
     return ACTIVATIONS.get(type(module))
 
 
-def is_usual_mlp(module: Any) -> bool:
+def is_standard_mlp(module: Any) -> bool:
     """Whether this is timm's MLP of two linear layers with biases, and nothing else between or behind them."""
     return (
         type(module) is timm.layers.Mlp
@@ -52,4 +52,4 @@ def is_layer_norm(*modules: Any) -> bool:
 
 def is_linear(*modules: Any) -> bool:
     """Whether all of these are linear layers with a bias, not of a class derived from them."""
-    return all(type(module) in LINEAR and module.bias is not None for module in modules)
+    return all(type(module) in LINEAR_TYPES and module.bias is not None for module in modules)

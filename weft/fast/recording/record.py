@@ -12,16 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.fast.graphs import Key, Pool, Recording, attempt, circumstances, one_at_a_time
+from weft.fast.recording.graphs import (
+    GraphPool,
+    Key,
+    Recording,
+    capture_key,
+    precision,
+    replay_lock,
+    settings_of,
+    try_recording,
+)
 
-IN_A_ROW = 3  # times that a block must be called alike: shapes that come and go are not worth a recording
-MOST = 2  # recordings of a block, such as one for training and one for evaluation
+CALLS_IN_A_ROW = 3  # alike, until a block is recorded: shapes that come and go are not worth a recording
+MOST_RECORDINGS = 2  # of a block, such as one for training and one for evaluation
 MOST_MEMORY = 0.5  # of a GPU; a recording keeps what it needs, also while it is not replayed
 
-_pools: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()  # by device and stream
+# By device and stream.
+_pools: "weakref.WeakValueDictionary[tuple[int, int], GraphPool]" = weakref.WeakValueDictionary()
 
 
-class Body(nn.Module):
+class FunctionModule(nn.Module):
     """A function and the modules whose parameters it reads."""
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[nn.Module]):
@@ -37,78 +47,89 @@ class Body(nn.Module):
         return self.function(*inputs)
 
 
-class Recordings:
-    """Those of one block; a copy of the block begins without any."""
+class BlockRecordings:
+    """The recordings of one block; a copy of the block begins without any."""
 
     def __init__(self) -> None:
         self.made: dict[Key, Recording | None] = {}  # None: cannot be recorded
+        self.settings: list[tuple[dict[str, Any], str]] | None = None  # of the block's modules
         self.first: Key | None = None
         self.last: Key | None = None
         self.times = 0
 
-    def __deepcopy__(self, memo: Any) -> "Recordings":
-        return Recordings()
+    def __deepcopy__(self, memo: Any) -> "BlockRecordings":
+        return BlockRecordings()
 
     def __reduce__(self) -> Any:
-        return Recordings, ()
+        return BlockRecordings, ()
 
     @property
-    def is_near(self) -> bool:
+    def expects_recording(self) -> bool:
         """Whether the next call will be recorded if it is like the last one, or is still to be expected to."""
-        return self.times == IN_A_ROW - 1 or self.last == self.first
+        return self.times == CALLS_IN_A_ROW - 1 or self.last == self.first
 
     def run(self, function: Callable[..., Any], parts: Sequence[nn.Module], inputs: Sequence[Tensor | None]) -> Any:
         """`function(*inputs)`, replayed; None where there is no recording, or it is in use."""
-        with one_at_a_time:
+        with replay_lock:
             weights = [p for part in parts for p in part.__dict__["_parameters"].values() if p is not None]
             recording = self._find(function, parts, weights, inputs)
             if recording is None or not recording.is_free:
                 return None
-            return recording(inputs, [p for p in weights if p.requires_grad])
+            return recording(inputs, [p for p in dict.fromkeys(weights) if p.requires_grad])
 
     def _find(self, function: Any, parts: Any, weights: Sequence[Tensor], inputs: Any) -> Recording | None:
-        key = *(None if x is None else (*circumstances(x), x.requires_grad) for x in inputs), *state(parts, weights)
+        if self.settings is None:
+            self.settings = settings_of(parts)
+        key = (
+            *(None if x is None else (*capture_key(x), x.requires_grad) for x in inputs),
+            *state_key(parts, weights),
+            *[own.get(name) for own, name in self.settings],
+        )
         if key in self.made:
             found = self.made[key] = self.made.pop(key)  # the last in the dictionary is the last that was used
-            if found is None or found.pool is _pools.get(place()):
+            if found is None or found.pool is _pools.get(device_and_stream()):
                 return found
             del self.made[key]
+            self.last, self.times = key, CALLS_IN_A_ROW - 1  # recorded again at once
         self.times = self.times + 1 if key == self.last else 1
         self.last = key
         self.first = self.first or key
-        if self.times < IN_A_ROW or not has_memory(inputs[0].device):
+        if self.times != CALLS_IN_A_ROW or not has_spare_memory(inputs[0].device):  # which takes long to ask
             return None
-        made = self.made[key] = attempt(lambda: _record(Body(function, parts), inputs), inputs[0])
-        if made is None:
-            _pools.pop(place(), None)  # all others draw their random numbers from a state that is no longer in use
-        while len(self.made) > MOST:
+        return self._record(key, function, parts, inputs)
+
+    def _record(self, key: Key, function: Any, parts: Any, inputs: Any) -> Recording | None:
+        def record() -> Recording:
+            pool = _pools.get(device_and_stream()) or _pools.setdefault(device_and_stream(), GraphPool())
+            return Recording(FunctionModule(function, parts), inputs, pool, retain=True)
+
+        made = self.made[key] = try_recording(record, inputs[0])
+        if made is None:  # all others draw their random numbers from a state that is no longer in use
+            _pools.pop(device_and_stream(), None)
+        while len(self.made) > MOST_RECORDINGS:
             del self.made[next(iter(self.made))]
         return made
 
 
-def state(parts: Sequence[nn.Module], weights: Sequence[Tensor]) -> Key:
-    """What decides a block's launches beside its inputs, and must not change between a recording and its replay."""
+def state_key(parts: Sequence[nn.Module], weights: Sequence[Tensor]) -> Key:
+    """All that decides a block's launches beside its inputs, and must not change between a recording and its replay."""
     return (
         torch.is_grad_enabled(),
-        place(),
+        device_and_stream(),
+        precision(),
         tuple([part.training for part in parts]),
-        tuple([(p.data_ptr(), p.requires_grad) for p in weights]),
+        tuple([(p.data_ptr(), p.dtype, p.requires_grad) for p in weights]),
         tuple([b.data_ptr() for part in parts for b in part.__dict__["_buffers"].values() if b is not None]),
     )
 
 
-def place() -> tuple[int, int]:
-    """The current device and stream."""
+def device_and_stream() -> tuple[int, int]:
+    """The current ones."""
     device = torch._C._cuda_getDevice()
     return device, torch._C._cuda_getCurrentRawStream(device)
 
 
-def _record(body: Body, inputs: Sequence[Tensor | None]) -> Recording:
-    pool = _pools.get(place()) or _pools.setdefault(place(), Pool())
-    return Recording(body, inputs, pool, retain=True)
-
-
-def has_memory(device: torch.device) -> bool:
+def has_spare_memory(device: torch.device) -> bool:
     """Whether there is memory to spare on a GPU."""
     total = torch.cuda.get_device_properties(device).total_memory
     return torch.cuda.max_memory_allocated(device) < MOST_MEMORY * total
@@ -117,20 +138,20 @@ def has_memory(device: torch.device) -> bool:
 def may_record(x: Tensor) -> bool:
     """Whether recordings are made and replayed here: on the current GPU, forward, and where nobody takes care of what
     is saved for the way back, as checkpointing does."""
-    from weft.kernels.triton.launch import rehearsing  # imports Triton
+    from weft.kernels.triton.launch import dry_run_keys  # imports Triton
 
     return (
         x.is_cuda
         and x.get_device() == torch._C._cuda_getDevice()
-        and rehearsing.get() is None
+        and dry_run_keys.get() is None
         and not torch.cuda.is_current_stream_capturing()
         and torch._C._current_graph_task_id() == -1
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # pyright: ignore
-        and records_here()
+        and process_may_record()
     )
 
 
-def records_here() -> bool:
+def process_may_record() -> bool:
     """Whether this process makes recordings: alone, and unless every pass must give the same numbers as the first ones,
     which may be plain."""
     grouped = torch.distributed.is_available() and torch.distributed.is_initialized()

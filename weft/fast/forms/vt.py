@@ -11,20 +11,20 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 from torch.nn.functional import conv_transpose2d
 
-from weft.fast.ops import (
+from weft.fast.swap import Fused, are_unmodified, fused, snapshot
+from weft.fast.tape.ops import (
     FROM_MAP,
     TO_MAP,
     Permute,
+    are_idle,
     conv_norm,
-    drops,
     is_conv,
     is_norm,
-    is_usual_drop_path,
+    is_standard_drop_path,
     keep_factors,
     max_pool,
 )
-from weft.fast.swap import Fused, are_untouched, fused, taken_down
-from weft.fast.tape import Tape, Var, one
+from weft.fast.tape.tape import Tape, Var, apply_operation
 from weft.kernels.ops.token_attention import (
     MOST_TOKENS,
     fits,
@@ -47,7 +47,7 @@ def is_known_block(block: Any, *layers: tuple[Any, Any]) -> bool:
         and (not down or (len(down) == 2 and is_conv(down[0]) and is_norm(down[1])))
         and all(extra is None or isinstance(extra, nn.Identity) for extra in extras)
         and all(type(getattr(block, f"act{i + 1}")) is nn.ReLU for i in range(len(layers)))
-        and is_usual_drop_path(block.drop_path)
+        and is_standard_drop_path(block.drop_path)
     )
 
 
@@ -104,12 +104,12 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
     def fits(cls, module: Any) -> bool:
         return is_conv(module.conv1) and is_norm(module.bn1) and type(module.act1) is nn.ReLU
 
-    def remember(self) -> None:
-        self.__dict__["_parts"] = taken_down([self.conv1, self.bn1, self.act1])
+    def remember_parts(self) -> None:
+        self.__dict__["_parts"] = snapshot([self.conv1, self.bn1, self.act1])
 
-    def is_untouched(self) -> bool:
+    def is_unmodified(self) -> bool:
         parts = self.__dict__["_parts"]
-        return [part for part, *_ in parts] == [self.conv1, self.bn1, self.act1] and are_untouched(parts, self)
+        return [part for part, *_ in parts] == [self.conv1, self.bn1, self.act1] and are_unmodified(parts, self)
 
     def ready(self, *inputs: Any) -> bool:
         return inputs[0].is_contiguous(memory_format=torch.channels_last)
@@ -128,7 +128,7 @@ class FusedResNetTrunk(Fused, vt_resnet.ResNetTrunk):
 # VT modules ---------------------------------------------------------------------------------------------------------
 
 
-class FusedTokens(Fused):
+class FusedTokenModule(Fused):
     """A part that reads the map once; torch differentiates it, but for one operation between tokens and pixels."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -142,29 +142,29 @@ def absorb(conv: vt.GroupedConv, tokens: Tensor) -> Tensor:
     return to_nhwc(conv_transpose2d(column, conv.weight, groups=conv.groups)).flatten(1, 2)
 
 
-def shift(conv: vt.GroupedConv, tokens: Tensor) -> Tensor:
+def bias_scores(conv: vt.GroupedConv, tokens: Tensor) -> Tensor:
     """(B, L, C_out) tokens t -> t b, (B, groups, L)."""
     assert conv.bias is not None
     return (tokens * conv.bias).unflatten(2, (conv.groups, -1)).sum(dim=3).transpose(1, 2)
 
 
-def gather(q: Tensor, x: Tensor, scale: float) -> Tensor:
+def pixels_to_tokens(q: Tensor, x: Tensor, scale: float) -> Tensor:
     """(B, heads, L, D) queries and (B, N, heads * D) pixels, which are keys and values -> (B, L, heads * D)."""
     dtype = amp_dtype(x)
-    return one(pixels_to_tokens_forward, q.to(dtype), x.to(dtype), scale)[0]
+    return apply_operation(pixels_to_tokens_forward, q.to(dtype), x.to(dtype), scale)[0]
 
 
-def spread(
+def tokens_to_pixels(
     x: Tensor, k: Tensor, bias: Tensor | None, v: Tensor, shortcut: Tensor, keep: Tensor | None, scale: float
 ) -> Tensor:
     """shortcut + keep softmax(scale (x k^T + bias)) v of (B, N, heads * D) pixels and (B, heads, L, D) tokens."""
     dtype = amp_dtype(x)
     given = (x.to(dtype), k.to(dtype), bias, v.to(dtype), shortcut.to(dtype))
-    return one(tokens_to_pixels_forward, *given, keep, scale)
+    return apply_operation(tokens_to_pixels_forward, *given, keep, scale)
 
 
 @fused(vt.FilterTokenizer)
-class FusedFilterTokenizer(FusedTokens, vt.FilterTokenizer):
+class FusedFilterTokenizer(FusedTokenModule, vt.FilterTokenizer):
     @classmethod
     def fits(cls, module: Any) -> bool:
         return type(module.value) in (vt.GroupedConv, nn.Identity)
@@ -176,7 +176,7 @@ class FusedFilterTokenizer(FusedTokens, vt.FilterTokenizer):
 
 
 @fused(vt.RecurrentTokenizer)
-class FusedRecurrentTokenizer(FusedTokens, vt.RecurrentTokenizer):
+class FusedRecurrentTokenizer(FusedTokenModule, vt.RecurrentTokenizer):
     @classmethod
     def fits(cls, module: Any) -> bool:
         return type(module.key) is type(module.value) is vt.GroupedConv and fits(module.key.in_channels // module.heads)
@@ -190,37 +190,37 @@ class FusedRecurrentTokenizer(FusedTokens, vt.RecurrentTokenizer):
         keys = absorb(self.key, q)
         if torch.is_grad_enabled():  # what the bias adds is the same for all pixels, but DDP wants a gradient
             keys = torch.add(keys, self.key.bias, alpha=0)  # pyright: ignore[reportArgumentType]
-        means = gather(split(keys, self.heads), x.flatten(1, 2), (q.shape[2] // self.heads) ** -0.5)
+        means = pixels_to_tokens(split(keys, self.heads), x.flatten(1, 2), (q.shape[2] // self.heads) ** -0.5)
         new = self.token(self.value(means.unsqueeze(2)).flatten(1, 2))
         return torch.cat([new, tokens[:, asking:]], dim=1) if self.carried else new
 
 
 @fused(vt.Transformer)
-class FusedTransformer(FusedTokens, vt.Transformer):
+class FusedTransformer(FusedTokenModule, vt.Transformer):
     @classmethod
     def fits(cls, module: Any) -> bool:
         heads = module.num_heads
         widths = (module.key.out_channels // heads, module.value.out_channels // heads)
-        return fits(*widths) and is_usual_drop_path(module.drop_path)
+        return fits(*widths) and is_standard_drop_path(module.drop_path)
 
     def ready(self, *inputs: Any) -> bool:
-        return inputs[0].shape[1] <= MOST_TOKENS and not drops(self.drop)
+        return inputs[0].shape[1] <= MOST_TOKENS and are_idle(self.drop)
 
     def compute(self, tokens: Tensor) -> Tensor:
         column = tokens.unsqueeze(2)  # (B, L, 1, CT), a map one token wide
         q, k, v = (conv(column).flatten(1, 2) for conv in (self.query, self.key, self.value))
         k, v = split(k, self.num_heads), split(v, self.num_heads)
-        tokens = spread(q, k, None, v, tokens, keep_factors(self.drop_path, tokens), k.shape[3] ** -0.5)
+        tokens = tokens_to_pixels(q, k, None, v, tokens, keep_factors(self.drop_path, tokens), k.shape[3] ** -0.5)
         y = self.f2(torch.relu(self.f1(tokens)))
         return tokens + self.drop_path(y)
 
 
 @fused(vt.Projector)
-class FusedProjector(FusedTokens, vt.Projector):
+class FusedProjector(FusedTokenModule, vt.Projector):
     @classmethod
     def fits(cls, module: Any) -> bool:
         widths = (module.query.in_channels // module.heads, module.query.out_channels // module.heads)
-        return type(module.query) is vt.GroupedConv and fits(*widths) and is_usual_drop_path(module.drop_path)
+        return type(module.query) is vt.GroupedConv and fits(*widths) and is_standard_drop_path(module.drop_path)
 
     def ready(self, *inputs: Any) -> bool:
         return inputs[1].shape[1] <= MOST_TOKENS
@@ -229,5 +229,6 @@ class FusedProjector(FusedTokens, vt.Projector):
         key, value, shortcut = self.key(tokens), self.value(tokens), self.shortcut(x)  # (B, L, C) twice, a map
         keys, values = split(absorb(self.query, key), self.heads), split(value, self.heads)
         scale, keep = (key.shape[2] // self.heads) ** -0.5, keep_factors(self.drop_path, x)
-        y = spread(x.flatten(1, 2), keys, shift(self.query, key), values, shortcut.flatten(1, 2), keep, scale)
+        bias, pixels = bias_scores(self.query, key), x.flatten(1, 2)
+        y = tokens_to_pixels(pixels, keys, bias, values, shortcut.flatten(1, 2), keep, scale)
         return y.view(shortcut.shape)
