@@ -186,7 +186,7 @@ class Halved:
 @pytest.mark.parametrize(
     "where",
     ["attn", "attn.proj", "attn.proj_q", "attn.proj_drop"]
-    + ["mlp", "mlp.fc1", "mlp.drop1", "mlp.norm", "mlp.fc2", "mlp.drop2", "drop_path"],
+    + ["mlp", "mlp.fc1", "mlp.drop1", "mlp.norm", "mlp.fc2", "mlp.drop2"],
 )
 def test_modules_of_other_classes_are_called(where):
     """Somebody's own kind of layer is no product to be added to something else, nor is it nothing."""

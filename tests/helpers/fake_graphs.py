@@ -39,9 +39,9 @@ def spoil(recording: Any, is_later: bool) -> None:
     for part in recording.saved if is_later else ():
         part.fill_(255)
     own = {graphs.storage_address(x) for x in (*recording.saved, *recording.own)}
-    for x in (*recording.outputs, *(recording.leaf_grads if recording.backward else ())):
-        if x is not None and graphs.storage_address(x) not in own:
-            x.untyped_storage().fill_(255)
+    results = (*recording.outputs, *(recording.leaf_grads if recording.backward else ()))
+    for part in graphs.distinct_memory(x for x in results if x is not None and graphs.storage_address(x) not in own):
+        part.fill_(255)
 
 
 class Log(TorchDispatchMode):

@@ -22,7 +22,7 @@ Key = tuple[object, ...]
 replay_lock = threading.RLock()  # tensors that a recording reads and writes are there once for all threads
 _graph_is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
-_precision = torch._C._get_fp32_precision_getter  # pyright: ignore[reportAttributeAccessIssue]
+_precision = torch._C._get_fp32_precision_getter
 
 SETTINGS = ("momentum", "eps", "p", "drop_prob")  # that modules read at every call, and a recording as it is made
 
@@ -220,7 +220,7 @@ def storage_address(x: Tensor) -> int:
 def distinct_memory(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The memory in which these tensors lie, as bytes, each piece once: views may overlap, and may be expanded."""
     storages = {storage_address(x): x.untyped_storage() for x in tensors if x.numel()}
-    return [torch.empty(0, dtype=torch.uint8, device=part.device).set_(part) for part in storages.values()]  # pyright: ignore
+    return [torch.empty(0, dtype=torch.uint8, device=part.device).set_(part) for part in storages.values()]
 
 
 class CudaArray:

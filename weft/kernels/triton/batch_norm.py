@@ -25,6 +25,17 @@ def _tile(channel, C, ROWS: tl.constexpr):
     return (tl.arange(0, ROWS) * C)[:, None] + channel[None, :], tl.full((), C, tl.int64)
 
 
+@triton.jit
+def _own_tile(rows, C, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Of a program that has one tile: its channels and rows, which there are, where it begins, and `_tile`."""
+    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
+    mask = (row < rows)[:, None] & (channel < C)[None, :]
+    tile, step = _tile(channel, C, ROWS)
+    return channel, row, mask, step * first, tile
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _statistics(x, partial, rows, C, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr):
     """Welford's means and sums of squared deviations, one per row of a tile and channel, then merged."""
@@ -113,12 +124,7 @@ def _apply(
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """act(keep * bn(x) + residual) of a tile."""
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)
-    mask = (row < rows)[:, None] & (channel < C)[None, :]
-    tile, step = _tile(channel, C, ROWS)
-    start = step * first
+    channel, row, mask, start, tile = _own_tile(rows, C, ROWS, WIDTH)
     value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     value = (value - centre) * (rstd * gamma) + beta
@@ -180,12 +186,7 @@ def _input_gradient(
     C, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of a tile. Where mean and variance are those of the rows, each row has a share in them."""
-    channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)
-    mask = (row < rows)[:, None] & (channel < C)[None, :]
-    tile, step = _tile(channel, C, ROWS)
-    start = step * first
+    channel, row, mask, start, tile = _own_tile(rows, C, ROWS, WIDTH)
     upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
     value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)

@@ -323,16 +323,9 @@ def tiles(operation: str, x: Tensor, kernel: int, stride: int, active: bool = Fa
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: int,
-    act_in: str,
-    act: str,
-    norm: Norm = NO_NORM,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+    stride: int, act_in: str, act: str, norm: Norm = NO_NORM,
+) -> Tensor:  # fmt: skip
     """`norm`, in front of `act_in`: a BatchNorm's (2, C) mean and variance, weight, bias and epsilon."""
     batch, height, width, channels = x.shape
     kernel, x = weight.shape[-1], with_contiguous_pictures(x)

@@ -59,25 +59,10 @@ def _pack(weight, table, packed, SIZE: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    x,
-    packed,
-    bias,
-    upstream,
-    y,
-    start_packed,
-    rows,
-    height,
-    width,
-    C_IN: tl.constexpr,
-    C_OUT: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    x, packed, bias, upstream, y, start_packed, rows, height, width,
+    C_IN: tl.constexpr, C_OUT: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     """act(convolution); with an `upstream` gradient, that times slope(convolution)."""
     BLOCKS: tl.constexpr = (C_OUT + BLOCK - 1) // BLOCK
     block, tile = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
@@ -116,23 +101,10 @@ def _convolve(
 
 @triton.jit
 def _parameter_gradients(
-    grad,
-    x,
-    partial,
-    stride,
-    rows,
-    height,
-    width,
-    length,
-    C_IN: tl.constexpr,
-    C_OUT: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad, x, partial, stride, rows, height, width, length,
+    C_IN: tl.constexpr, C_OUT: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Sums over `length` rows of the gradients of three taps, those of one row of the kernel, and of the bias."""
     kernel_row = tl.program_id(0) % 3
     chunk = tl.program_id(0) // 3 % CHUNKS

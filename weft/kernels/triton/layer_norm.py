@@ -35,6 +35,30 @@ def _rows(row, C: tl.constexpr, WIDTH: tl.constexpr):
     return (row.to(tl.int64) * C)[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
+@triton.jit
+def _load_rows(
+    x, row, x_rows, pictures, positions, token_rows, token,
+    C: tl.constexpr, HAS_CLS: tl.constexpr, DENSE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rows of a map: whether they exist, their pictures, their offsets in a dense map and among tokens, their values.
+
+    DENSE: x has no gaps between pictures. There are `token_rows` tokens in a picture, of which `token` is the first.
+    """
+    there = row < pictures * positions
+    mask = there[:, None] & (tl.arange(0, WIDTH) < C)[None, :]
+    picture = row // positions
+    own = _rows(row, C, WIDTH)
+    tokens = own
+    if HAS_CLS:
+        tokens = _rows(picture.to(tl.int64) * (token_rows - positions) + row + token, C, WIDTH)
+    if DENSE:
+        value = tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
+    else:
+        apart = picture.to(tl.int64) * (x_rows - positions) + row
+        value = tl.load(x + _rows(apart, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
+    return there, mask, picture, own, tokens, value
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _forward(
     x, cls, y, keep, weight, bias, sum_x, sum_cls, normed, normed_cls,
@@ -42,7 +66,7 @@ def _forward(
     C: tl.constexpr, HAS_Y: tl.constexpr, HAS_KEEP: tl.constexpr, HAS_CLS: tl.constexpr, JOINED: tl.constexpr,
     DENSE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """DENSE: x and cls have no gaps between pictures."""
+    """The norm of x + keep y, of maps and class tokens."""
     program = tl.program_id(0)
     token_rows = positions + HAS_CLS
     token = positions * 0 + HAS_CLS  # the first of the picture's tokens that is at hand
@@ -54,18 +78,9 @@ def _forward(
                 normed = normed_cls
     channel = tl.arange(0, WIDTH)
     row = program * ROWS + tl.arange(0, ROWS)
-    there = row < pictures * positions
-    mask = there[:, None] & (channel < C)[None, :]
-    picture = row // positions
-    own = _rows(row, C, WIDTH)
-    tokens = own
-    if HAS_CLS:
-        tokens = _rows(picture.to(tl.int64) * (token_rows - positions) + row + token, C, WIDTH)
-    if DENSE:
-        value = tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
-    else:
-        apart = picture.to(tl.int64) * (x_rows - positions) + row
-        value = tl.load(x + _rows(apart, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
+    there, mask, picture, own, tokens, value = _load_rows(
+        x, row, x_rows, pictures, positions, token_rows, token, C, HAS_CLS, DENSE, WIDTH
+    )
     if HAS_Y:
         branch = tl.load(y + tokens, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
@@ -105,18 +120,9 @@ def _backward(
     grad_beta = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in tl.range(program * ROWS, pictures * positions, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        there = row < pictures * positions
-        mask = there[:, None] & (channel < C)[None, :]
-        picture = row // positions
-        own = _rows(row, C, WIDTH)
-        tokens = own
-        if HAS_CLS:
-            tokens = _rows(picture.to(tl.int64) * (token_rows - positions) + row + token, C, WIDTH)
-        if DENSE:
-            value = tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
-        else:
-            apart = picture.to(tl.int64) * (x_rows - positions) + row
-            value = tl.load(x + _rows(apart, C, WIDTH), mask=mask, other=0.0).to(tl.float32)
+        there, mask, picture, own, tokens, value = _load_rows(
+            x, row, x_rows, pictures, positions, token_rows, token, C, HAS_CLS, DENSE, WIDTH
+        )
         upstream = tl.load(grad + (tokens if JOINED else own), mask=mask, other=0.0).to(tl.float32)
         if HAS_SUM:
             passed = tl.load(grad_sum + own, mask=mask, other=0.0).to(tl.float32)

@@ -101,20 +101,10 @@ def _store_sums(found, shift, total, context, C: tl.constexpr, M: tl.constexpr, 
 
 @triton.jit
 def _keys(
-    kqv,
-    w,
-    found,
-    copy,
-    tokens,
-    length,
-    C: tl.constexpr,
-    M: tl.constexpr,
-    CP: tl.constexpr,
-    MP: tl.constexpr,
-    TYPE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    kqv, w, found, copy, tokens, length,
+    C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr,
+    TYPE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Shift, total and context of `length` keys; `copy` becomes v. Features are rows here: (MP, ROWS)."""
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kqv += picture * tokens * (3 * C)
@@ -143,6 +133,17 @@ def _keys(
 
 
 @triton.jit
+def _keys_of(
+    found, picture, SPLITS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr
+):
+    """Shift, total and context of all keys of a picture."""
+    found += picture * SPLITS * (M * (C + 2))
+    shift = _largest_shift(found, SPLITS, C, M, MP)
+    total, context = _sums(found, shift, SPLITS, C, M, CP, MP)
+    return shift, total, context
+
+
+@triton.jit
 def _features_of_queries(q, high, low, shift, total, M: tl.constexpr, MP: tl.constexpr, TYPE: tl.constexpr):
     """phi(q), the denominator, and the part of it that is epsilon; relative to the largest feature of each query."""
     log = _dot_split(q, tl.trans(high), tl.trans(low)) + shift[None, :]
@@ -157,28 +158,16 @@ def _features_of_queries(q, high, low, shift, total, M: tl.constexpr, MP: tl.con
 
 @triton.jit
 def _queries(
-    kqv,
-    w,
-    found,
-    y,
-    tokens,
-    length,
-    C: tl.constexpr,
-    M: tl.constexpr,
-    CP: tl.constexpr,
-    MP: tl.constexpr,
-    TYPE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    kqv, w, found, y, tokens, length,
+    C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr,
+    TYPE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """y of `length` queries."""
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kqv += picture * tokens * (3 * C)
     y += picture * tokens * C
     high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
-    found += picture * SPLITS * (M * (C + 2))
-    shift = _largest_shift(found, SPLITS, C, M, MP)
-    total, context = _sums(found, shift, SPLITS, C, M, CP, MP)
+    shift, total, context = _keys_of(found, picture, SPLITS, C, M, CP, MP)
     context = context.to(TYPE)
     for first in range(split * length, tl.minimum(split * length + length, tokens), ROWS):
         q = _load_rows(kqv + C, first, 3 * C, tokens, C, CP, ROWS, TYPE)
@@ -189,31 +178,17 @@ def _queries(
 
 @triton.jit
 def _queries_backward(
-    grad,
-    kqv,
-    w,
-    found,
-    grad_kqv,
-    grad_found,
-    tokens,
-    length,
-    C: tl.constexpr,
-    M: tl.constexpr,
-    CP: tl.constexpr,
-    MP: tl.constexpr,
-    TYPE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad, kqv, w, found, grad_kqv, grad_found, tokens, length,
+    C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr,
+    TYPE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradients of `length` queries, and their part of the gradients of total and context."""
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     grad += picture * tokens * C
     kqv += picture * tokens * (3 * C)
     grad_kqv += picture * tokens * (3 * C)
     high, low = _split(_load_matrix(w, C, M, CP, MP), TYPE)
-    found += picture * SPLITS * (M * (C + 2))
-    shift = _largest_shift(found, SPLITS, C, M, MP)
-    total, context = _sums(found, shift, SPLITS, C, M, CP, MP)
+    shift, total, context = _keys_of(found, picture, SPLITS, C, M, CP, MP)
     context_high, context_low = _split(tl.trans(context), TYPE)
     grad_total = tl.zeros((MP,), tl.float32)
     grad_context = tl.zeros((MP, CP), tl.float32)
@@ -237,22 +212,10 @@ def _queries_backward(
 
 @triton.jit
 def _keys_backward(
-    grad_copy,
-    kqv,
-    w,
-    found,
-    grad_found,
-    grad_kqv,
-    tokens,
-    length,
-    C: tl.constexpr,
-    M: tl.constexpr,
-    CP: tl.constexpr,
-    MP: tl.constexpr,
-    TYPE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    grad_copy, kqv, w, found, grad_found, grad_kqv, tokens, length,
+    C: tl.constexpr, M: tl.constexpr, CP: tl.constexpr, MP: tl.constexpr,
+    TYPE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Gradients of `length` keys and values."""
     split, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     grad_copy += picture * tokens * C

@@ -97,6 +97,22 @@ def _softmax_over_tokens(values, keys, shift, known, scale, TYPE: tl.constexpr):
 
 
 @triton.jit
+def _load_tokens(
+    k, bias, v, batch, head, tokens, k_batch, k_head, k_token, bias_batch, bias_head, bias_token,
+    v_batch, v_head, v_token, D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and biases of all tokens of one head of a picture: (L, D), (L, E), (L,)."""
+    token = tl.arange(0, L)
+    keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, tl.arange(0, D))
+    entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, tl.arange(0, E))
+    shift = tl.zeros((L,), tl.float32)
+    if HAS_BIAS:
+        shift = bias + batch * bias_batch + head * bias_head + token * bias_token
+        shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
+    return keys, entries, shift
+
+
+@triton.jit
 def _tokens_to_pixels(
     x, k, bias, v, shortcut, keep, y, heads, pixels, tokens,
     k_batch, k_head, k_token, bias_batch, bias_head, bias_token, v_batch, v_head, v_token, scale,
@@ -107,12 +123,10 @@ def _tokens_to_pixels(
     block, row = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     batch, head = (row // heads).to(tl.int64), row % heads
     token, column, feature = tl.arange(0, L), tl.arange(0, D), tl.arange(0, E)
-    keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, column)
-    entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, feature)
-    shift = tl.zeros((L,), tl.float32)
-    if HAS_BIAS:
-        shift = bias + batch * bias_batch + head * bias_head + token * bias_token
-        shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
+    keys, entries, shift = _load_tokens(
+        k, bias, v, batch, head, tokens, k_batch, k_head, k_token, bias_batch, bias_head, bias_token,
+        v_batch, v_head, v_token, D, E, L, HAS_BIAS,
+    )  # fmt: skip
     pixel = block * BLOCK + tl.arange(0, BLOCK)
     values = _tile(x + (batch * pixels * heads + head) * D, pixel, pixels, heads * D, column)
     mean = _product(_softmax_over_tokens(values, keys, shift, token < tokens, scale, TYPE), entries, TYPE)
@@ -132,12 +146,10 @@ def _tokens_to_pixels_backward(
 ):  # fmt: skip
     batch, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     token, column, feature = tl.arange(0, L), tl.arange(0, D), tl.arange(0, E)
-    keys = _tile(k + batch * k_batch + head * k_head, token, tokens, k_token, column)
-    entries = _tile(v + batch * v_batch + head * v_head, token, tokens, v_token, feature)
-    shift = tl.zeros((L,), tl.float32)
-    if HAS_BIAS:
-        shift = bias + batch * bias_batch + head * bias_head + token * bias_token
-        shift = tl.load(shift, mask=token < tokens, other=0.0).to(tl.float32)
+    keys, entries, shift = _load_tokens(
+        k, bias, v, batch, head, tokens, k_batch, k_head, k_token, bias_batch, bias_head, bias_token,
+        v_batch, v_head, v_token, D, E, L, HAS_BIAS,
+    )  # fmt: skip
     factor = 1.0
     if HAS_KEEP:
         factor = tl.load(keep + batch).to(tl.float32)

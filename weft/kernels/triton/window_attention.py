@@ -60,28 +60,12 @@ def _biases(
     return tl.where(seen, bias, UNSEEN)
 
 
-@triton.jit(do_not_specialize=VARYING)
-def _forward(
-    q,
-    k,
-    v,
-    table,
-    out,
-    batch,
-    group,
-    height,
-    width,
-    shift,
-    heads,
-    batch_stride,
-    pixel_stride,
-    WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    scale: tl.constexpr = DIM**-0.5
+@triton.jit
+def _window(
+    table, height, width, shift, heads, pixel_stride,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Of a program's window: offsets of its pixels in q, k and v and in a dense map, which there are, and biases."""
     head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
     at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
     y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
@@ -89,16 +73,39 @@ def _forward(
     pixel = y * width + x
     bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
     place = pixel * pixel_stride + head * DIM + channel
-    out_place = pixel * (heads * DIM) + head * DIM + channel
+    dense_place = pixel * (heads * DIM) + head * DIM + channel
+    return place, dense_place, inside, bias
+
+
+@triton.jit
+def _load_tiles(q, k, v, start, place, inside):
+    tile_q = tl.load(q + start + place, mask=inside, other=0.0)
+    tile_k = tl.load(k + start + place, mask=inside, other=0.0)
+    tile_v = tl.load(v + start + place, mask=inside, other=0.0)
+    return tile_q, tile_k, tile_v
+
+
+@triton.jit
+def _exponentials(tile_q, tile_k, bias, DIM: tl.constexpr):
+    """The softmax of all pairs, (BLOCK, BLOCK), before rows are divided by their sums."""
+    scale: tl.constexpr = DIM**-0.5
+    logits = dot(tile_q, tl.trans(tile_k), None) * (scale * LOG2E) + bias
+    return tl.exp2(logits - tl.max(logits, 1)[:, None])
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _forward(
+    q, k, v, table, out, batch, group, height, width, shift, heads, batch_stride, pixel_stride,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    place, out_place, inside, bias = _window(
+        table, height, width, shift, heads, pixel_stride, WINDOW, MASKED, DIM, BLOCK, BLOCK_DIM
+    )
     first = tl.program_id(1) * group
     for step in range(tl.minimum(group, batch - first)):
         picture = (first + step).to(tl.int64)
-        start = picture * batch_stride
-        tile_q = tl.load(q + start + place, mask=inside, other=0.0)
-        tile_k = tl.load(k + start + place, mask=inside, other=0.0)
-        tile_v = tl.load(v + start + place, mask=inside, other=0.0)
-        logits = dot(tile_q, tl.trans(tile_k), None) * (scale * LOG2E) + bias
-        weights = tl.exp2(logits - tl.max(logits, 1)[:, None])
+        tile_q, tile_k, tile_v = _load_tiles(q, k, v, picture * batch_stride, place, inside)
+        weights = _exponentials(tile_q, tile_k, bias, DIM)
         mean = dot(weights.to(tile_v.dtype), tile_v, None) * (1.0 / tl.sum(weights, 1))[:, None]
         start = picture * height * width * heads * DIM
         tl.store(out + start + out_place, mean.to(tile_v.dtype), mask=inside)
@@ -106,50 +113,22 @@ def _forward(
 
 @triton.jit(do_not_specialize=VARYING)
 def _backward(
-    grad,
-    q,
-    k,
-    v,
-    table,
-    grad_q,
-    grad_k,
-    grad_v,
-    partial,
-    batch,
-    group,
-    height,
-    width,
-    shift,
-    heads,
-    batch_stride,
-    pixel_stride,
-    WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+    grad, q, k, v, table, grad_q, grad_k, grad_v, partial,
+    batch, group, height, width, shift, heads, batch_stride, pixel_stride,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
     scale: tl.constexpr = DIM**-0.5
-    head, window = tl.program_id(0) % heads, tl.program_id(0) // heads
-    at, channel = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_DIM)[None, :]
-    y, x, real, _ = _pixels(at, window, height, width, shift, WINDOW)
-    inside = real & (channel < DIM)
-    pixel = y * width + x
-    bias = _biases(table, head, heads, window, height, width, shift, WINDOW, MASKED, BLOCK)
-    place = pixel * pixel_stride + head * DIM + channel
-    grad_place = pixel * (heads * DIM) + head * DIM + channel
+    place, grad_place, inside, bias = _window(
+        table, height, width, shift, heads, pixel_stride, WINDOW, MASKED, DIM, BLOCK, BLOCK_DIM
+    )
     grad_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
     first = tl.program_id(1) * group
     for step in range(tl.minimum(group, batch - first)):
         picture = (first + step).to(tl.int64)
-        start = picture * batch_stride
-        tile_q = tl.load(q + start + place, mask=inside, other=0.0)
-        tile_k = tl.load(k + start + place, mask=inside, other=0.0)
-        tile_v = tl.load(v + start + place, mask=inside, other=0.0)
+        tile_q, tile_k, tile_v = _load_tiles(q, k, v, picture * batch_stride, place, inside)
         start = picture * height * width * heads * DIM
         tile_grad = tl.load(grad + start + grad_place, mask=inside, other=0.0)
-        logits = dot(tile_q, tl.trans(tile_k), None) * (scale * LOG2E) + bias
-        weights = tl.exp2(logits - tl.max(logits, 1)[:, None])
+        weights = _exponentials(tile_q, tile_k, bias, DIM)
         weights = weights * (1.0 / tl.sum(weights, 1))[:, None]
         grad_tile_v = dot(tl.trans(weights.to(tile_v.dtype)), tile_grad, None)
         tl.store(grad_v + start + grad_place, grad_tile_v.to(tile_v.dtype), mask=inside)
