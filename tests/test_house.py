@@ -14,14 +14,13 @@ LINES_OF_A_FILE = 550
 LINES_OF_A_FUNCTION = 60
 TASKS = {"classify", "segment", "detect"}
 MAY_ASK_FOR_A_TASK = {"weft/data/sources/open.py", "weft/data/demo.py"}  # where somebody's choice of a task is obeyed
-PAPERS_NAMES = {  # what several papers call by one name, in the files of their families and of their fused forms
+PAPERS_NAMES = {  # what several papers call by one name, in the files of their families
     "Block": "weft/models",
     "Stage": "weft/models",
-    "FusedBlock": "weft/fast",
 }
 
 # Being mended: each number goes down with the commits of its room, and then the lists go.
-CLASSES_BEING_RENAMED = {"Plan", "Split"}
+CLASSES_BEING_RENAMED: set[str] = set()
 BEING_MENDED = {
     "docstring": {"all of weft": 23},
     "task": {},

@@ -220,6 +220,14 @@ def trained_at_once(study, cells, *, watch=None, **how):
     return [Result(cell, each) for cell, each in zip(cells, metrics, strict=True)]
 
 
+def test_one_network_alone_is_drawn(tmp_path):
+    """Judged and trained it lies at one place, so that neither axis has a length of its own."""
+    trial = Trial({name: choices[0] for name, choices in plan_of().space.parameters.items()}, 10**7, 10**8, 0.5)
+    trial.trained = 0.5
+    searching.write_result(tmp_path, SearchResult(plan_of(), [trial], "top1", epochs=1))
+    assert "</svg>" in (tmp_path / "search.html").read_text()
+
+
 def test_what_is_found_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "run_cells", trained_at_once)
     plan = plan_of(trials=5, keep=3, supernet=False, objective="parameters")

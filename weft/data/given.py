@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.data.read import BadPicture
 from weft.data.sources.source import PICTURE_ENDINGS
-from weft.data.targets import KINDS, Task
+from weft.data.targets import KINDS, TaskName
 
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
@@ -21,7 +21,7 @@ class GivenPictures:
     multilabel = False
 
     def __init__(self, pictures: Any, task: str = "classify"):
-        self.kind = KINDS[cast(Task, task)]
+        self.kind = KINDS[cast(TaskName, task)]
         entries = list(_find(pictures))
         self.names = [name or f"picture {i}" for i, (name, _) in enumerate(entries)]
         self.files = [file for _, file in entries]

@@ -6,11 +6,13 @@ Whoever lies between a file and a batch asks the kind (`source.kind.dense`) rath
 from dataclasses import dataclass
 from typing import Literal
 
-Task = Literal["classify", "segment", "detect"]
+TaskName = Literal["classify", "segment", "detect"]
 
 
 @dataclass(frozen=True)
 class TargetKind:
+    """How the targets of pictures are read and put into batches."""
+
     name: str
     dense: bool  # a target is read with its picture and moves with it; else it is a row of the source's labels
     stacked: bool = True  # pictures of one size, and in training their targets, are stacked into one tensor
@@ -20,4 +22,4 @@ class TargetKind:
 LABELS = TargetKind("labels", dense=False)
 MASKS = TargetKind("masks", dense=True)
 OBJECTS = TargetKind("objects", dense=True, stacked=False, may_have_shapes=True)
-KINDS: dict[Task, TargetKind] = {"classify": LABELS, "segment": MASKS, "detect": OBJECTS}
+KINDS: dict[TaskName, TargetKind] = {"classify": LABELS, "segment": MASKS, "detect": OBJECTS}

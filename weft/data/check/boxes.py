@@ -62,7 +62,7 @@ def check_boxes(source: Source, limits: LookLimits) -> BoxFindings:
     Pictures that cannot be read are not counted here. Those whose objects cannot be used are a warning up to the part
     `bad_files` of all.
     """
-    answers = look_at_all(source, lambda index: _look(source, index, limits.max_pixels), limits)
+    answers = look_at_all(source, lambda index: _summarise(source, index, limits.max_pixels), limits)
     answers = sorted(answers, key=lambda answer: answer[0])
     looks = {index: answer for index, answer in answers if isinstance(answer, ObjectSummary)}
     labels, pixels, parts = (
@@ -79,7 +79,7 @@ def check_boxes(source: Source, limits: LookLimits) -> BoxFindings:
     )
 
 
-def _look(source: Source, index: int, max_pixels: int) -> ObjectSummary:
+def _summarise(source: Source, index: int, max_pixels: int) -> ObjectSummary:
     with OpenedPicture(source.open(index), max_pixels) as opened:
         header = opened.header
     height, width = header.height, header.width

@@ -58,9 +58,9 @@ def check(
     targets = look_at_targets(source, config, quick, progress)
     if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
         source = replace(source, labels=targets.present, multilabel=True)
-    view = CheckedSource(source, scan, _sides(source, split), config)
-    problems = [*_unreadable(view), *_leaks(view), *_copies(view), *_oddities(view), *targets.problems]
-    problems += _classes(view) if not targets.has_checked_classes else ()
+    checked = CheckedSource(source, scan, _sides(source, split), config)
+    problems = [*_unreadable(checked), *_leaks(checked), *_copies(checked), *_oddities(checked), *targets.problems]
+    problems += _classes(checked) if not targets.has_checked_classes else ()
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
@@ -71,8 +71,8 @@ def check(
         pictures=len(source),
         looked_at=len(scan.read) + len(scan.bad),
         classes=list(source.classes),
-        sides=view.pictures,
-        counts=view.counts,
+        sides=checked.pictures,
+        counts=checked.counts,
         channels=_common(_colours(read)),
         depth=_common(read["depth"]),
         width=quantiles(read["width"]),
@@ -132,94 +132,94 @@ class CheckedSource:
         return "error" if apart and self.config.leaks == "error" else "warning"
 
 
-def _unreadable(view: CheckedSource) -> Iterable[Problem]:
-    bad = view.scan.bad
+def _unreadable(checked: CheckedSource) -> Iterable[Problem]:
+    bad = checked.scan.bad
     if bad:
-        part = len(bad) / (len(bad) + len(view.scan.read))
-        too_many = part > view.config.bad_files
+        part = len(bad) / (len(bad) + len(checked.scan.read))
+        too_many = part > checked.config.bad_files
         then = (
-            f"more than {view.config.bad_files:.0%}; repair or remove them, or allow more with --data.bad_files"
+            f"more than {checked.config.bad_files:.0%}; repair or remove them, or allow more with --data.bad_files"
             if too_many
             else "left out of training"
         )
         text = f"{many(len(bad), 'file')} cannot be read ({part:.1%}): {then}."
         severity: Severity = "error" if too_many else "warning"
-        yield Problem.at(view.source.names, sorted(bad), severity, "unreadable", text, lambda i: bad[i])
+        yield Problem.at(checked.source.names, sorted(bad), severity, "unreadable", text, lambda i: bad[i])
 
 
-def _leaks(view: CheckedSource) -> Iterable[Problem]:
-    groups = view.source.groups
-    if groups is None or view.config.leaks == "ignore":
+def _leaks(checked: CheckedSource) -> Iterable[Problem]:
+    groups = checked.source.groups
+    if groups is None or checked.config.leaks == "ignore":
         return
-    placed = np.flatnonzero((groups != "") & (view.sides != ""))
-    sides = np.unique(np.stack([groups[placed], view.sides[placed]], axis=1), axis=0)
+    placed = np.flatnonzero((groups != "") & (checked.sides != ""))
+    sides = np.unique(np.stack([groups[placed], checked.sides[placed]], axis=1), axis=0)
     names, counts = np.unique(sides[:, 0], return_counts=True)
     torn = names[counts > 1].tolist()
     if torn:
         text = f"{many(len(torn), 'group')} on more than one side of the split: {some(torn)}."
         details = {name: " and ".join(sides[sides[:, 0] == name, 1].tolist()) for name in torn[:LISTED]}
-        severity: Severity = "error" if view.config.leaks == "error" else "warning"
+        severity: Severity = "error" if checked.config.leaks == "error" else "warning"
         yield Problem(severity, "group-leak", text, torn[:LISTED], details, count=len(torn))
 
 
-def _copies(view: CheckedSource) -> Iterable[Problem]:
+def _copies(checked: CheckedSource) -> Iterable[Problem]:
     """The same picture on both sides, under two labels, or twice; then pictures that are almost the same."""
-    same = "same bytes" if view.scan.thumbs is None else "same pixels"
-    records, read = view.scan.records, view.scan.read
+    same = "same bytes" if checked.scan.thumbs is None else "same pixels"
+    records, read = checked.scan.records, checked.scan.read
     read = read[~records["blank"][read]]
     across, torn, twice = [], [], []
     for group in equal_groups(records["hash"][read]):
         group = read[group]
         sides: dict[str, list[int]] = {}
         for index in group.tolist():
-            sides.setdefault(str(view.sides[index]), []).append(index)
+            sides.setdefault(str(checked.sides[index]), []).append(index)
         home, *away = sorted(filter(None, sides), key=SIDES.index) or [""]
         across += [(sides[home][0], index, 0.0) for side in away for index in sides[side]]
-        torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not view.same_label(group[0], i)]
+        torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not checked.same_label(group[0], i)]
         for first, *others in sides.values():
-            twice += [(first, i, 0.0) for i in others if view.same_label(first, i)]
-    if across and view.config.leaks != "ignore":
+            twice += [(first, i, 0.0) for i in others if checked.same_label(first, i)]
+    if across and checked.config.leaks != "ignore":
         text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): keep one of each."
-        yield view.pairs(view.leak(across), "leak", text, across)
+        yield checked.pairs(checked.leak(across), "leak", text, across)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
-        yield view.pairs("warning", "label-conflict", text, torn)
+        yield checked.pairs("warning", "label-conflict", text, torn)
     if twice:
         where = "present more than once; a random split may put copies on both sides"
-        where = "more than once on one side of the split" if view.is_split else where
-        yield view.pairs("warning", "duplicate", f"{many(len(twice), 'picture')} {where} ({same}).", twice)
-    if view.scan.thumbs is not None:
-        yield from _near_copies(view, read)
+        where = "more than once on one side of the split" if checked.is_split else where
+        yield checked.pairs("warning", "duplicate", f"{many(len(twice), 'picture')} {where} ({same}).", twice)
+    if checked.scan.thumbs is not None:
+        yield from _near_copies(checked, read)
 
 
-def _near_copies(view: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
+def _near_copies(checked: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
     # of equal pictures on one side, one is enough
-    side = np.unique(view.sides[read], return_inverse=True)[1].astype(np.uint64)
-    keys = view.scan.records["hash"][read] << np.uint64(2) | side
+    side = np.unique(checked.sides[read], return_inverse=True)[1].astype(np.uint64)
+    keys = checked.scan.records["hash"][read] << np.uint64(2) | side
     read = read[np.sort(np.unique(keys, return_index=True)[1])]
-    assert view.scan.thumbs is not None
-    pairs, distances = near_pairs(view.scan.thumbs[read])
+    assert checked.scan.thumbs is not None
+    pairs, distances = near_pairs(checked.scan.thumbs[read])
     pairs = read[pairs]
-    hashes = view.scan.records["hash"]
+    hashes = checked.scan.records["hash"]
     new = hashes[pairs[:, 0]] != hashes[pairs[:, 1]]  # equal ones are reported as such
     pairs, distances = pairs[new], distances[new]
-    sides = view.sides[pairs]
+    sides = checked.sides[pairs]
     apart = (sides[:, 0] != sides[:, 1]) & (sides != "").all(axis=1)
     for kind, chosen in (("near-leak", apart), ("near-duplicate", ~apart)):
         if chosen.any():
             found = [(int(a), int(b), float(d)) for (a, b), d in zip(pairs[chosen], distances[chosen], strict=True)]
-            other = sum(not view.same_label(a, b) for a, b, _ in found)
+            other = sum(not checked.same_label(a, b) for a, b, _ in found)
             labels = f"; {other} of them with different labels" if other else ""
-            where = " on two sides of the split" if kind == "near-leak" else " on one side" * view.is_split
+            where = " on two sides of the split" if kind == "near-leak" else " on one side" * checked.is_split
             text = f"{many(len(found), 'pair')} of almost equal pictures{where}{labels}."
-            yield view.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
+            yield checked.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
 
 
-def _classes(view: CheckedSource) -> Iterable[Problem]:
-    classes = view.source.classes
-    total = np.sum(list(view.counts.values()), axis=0)
-    learned = np.array(view.counts.get("train", view.counts.get("all", total)))
-    validated = np.array(view.counts["val"]) > 0 if {"train", "val"} <= view.counts.keys() else learned >= 0
+def _classes(checked: CheckedSource) -> Iterable[Problem]:
+    classes = checked.source.classes
+    total = np.sum(list(checked.counts.values()), axis=0)
+    learned = np.array(checked.counts.get("train", checked.counts.get("all", total)))
+    validated = np.array(checked.counts["val"]) > 0 if {"train", "val"} <= checked.counts.keys() else learned >= 0
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "empty-class", total == 0, "without pictures"),
         ("warning", "untrained-class", (learned == 0) & (total > 0), "that cannot be learned: no training pictures"),
@@ -232,13 +232,13 @@ def _classes(view: CheckedSource) -> Iterable[Problem]:
             counts = {classes[i]: many(int(learned[i]), "picture") for i in np.flatnonzero(chosen)}
             text = f"{many(len(counts), 'class')} {text}: {some(list(counts))}."
             yield Problem(severity, kind, text, list(counts), counts, count=len(counts))
-    if len(classes) == 1 and not view.source.multilabel:
+    if len(classes) == 1 and not checked.source.multilabel:
         yield Problem("warning", "one-class", f"Only one class, {classes[0]!r}: there is nothing to tell apart.")
     for family in alike(classes):
         text = f"Classes that differ only in case or spaces: {some(family)}."
         yield Problem("warning", "alike-classes", text, family, count=len(family))
     filled = np.flatnonzero(learned)
-    if len(filled) and not view.source.kind.dense:
+    if len(filled) and not checked.source.kind.dense:
         most, least = filled[learned[filled].argmax()], filled[learned[filled].argmin()]
         ratio = learned[most] / learned[least]
         if ratio >= UNBALANCED:
@@ -247,14 +247,15 @@ def _classes(view: CheckedSource) -> Iterable[Problem]:
             yield Problem("warning", "imbalance", f"Unbalanced classes: {text}", list(counts), counts, count=2)
 
 
-def _oddities(view: CheckedSource) -> Iterable[Problem]:
+def _oddities(checked: CheckedSource) -> Iterable[Problem]:
     """Peculiarities of single pictures that may surprise; Weft has a rule for each, so most are notes."""
-    records, read, profiles = view.scan.records, view.scan.read, view.scan.profiles
+    records, read, profiles = checked.scan.records, checked.scan.read, checked.scan.profiles
     found = records[read]
     width, height = found["width"].astype(np.int64), found["height"].astype(np.int64)
     ratio = np.maximum(width, height) / np.minimum(width, height)
-    wrong = [_misnamed(view.source.names[i], format) for i, format in zip(read, found["format"].tolist(), strict=True)]
-    aligned = "; masks and boxes count as upright unless their size says otherwise" * view.source.kind.dense
+    names = checked.source.names
+    wrong = [_misnamed(names[i], format) for i, format in zip(read, found["format"].tolist(), strict=True)]
+    aligned = "; masks and boxes count as upright unless their size says otherwise" * checked.source.kind.dense
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "blank", found["blank"], "of a single colour."),
         ("warning", "tiny", np.minimum(width, height) < TINY, f"with a side of less than {TINY} pixels."),
@@ -287,13 +288,13 @@ def _oddities(view: CheckedSource) -> Iterable[Problem]:
     for severity, kind, chosen, text in rules:
         if chosen.any():
             positions, text = read[chosen], f"{many(int(chosen.sum()), 'picture')} {text}"
-            yield Problem.at(view.source.names, positions, severity, kind, text, detail)
+            yield Problem.at(names, positions, severity, kind, text, detail)
     kinds = Counter(_colours(found).tolist()).most_common()
     if len(kinds) > 1:
         text = ", ".join(f"{n} with {many(channels, 'channel')}" for channels, n in kinds)
         rare = read[_colours(found) != kinds[0][0]]
         text = f"Pictures differ in channels: {text}."
-        yield Problem.at(view.source.names, rare, "note", "mixed-channels", text, detail)
+        yield Problem.at(names, rare, "note", "mixed-channels", text, detail)
 
 
 def _with_alpha(records: np.ndarray) -> np.ndarray:

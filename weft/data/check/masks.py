@@ -51,7 +51,7 @@ def check_masks(source: Source, limits: LookLimits) -> MaskFindings:
 
     def look(index: int) -> MaskSummary | BadMask:
         try:
-            return _look(source, index, limits.max_pixels)
+            return _summarise(source, index, limits.max_pixels)
         except BadMask as error:
             return error
 
@@ -101,13 +101,13 @@ class MaskTotals:
             self.seen.append(look.seen)
 
 
-def _look(source: Source, index: int, max_pixels: int) -> MaskSummary:
+def _summarise(source: Source, index: int, max_pixels: int) -> MaskSummary:
     targets, position = source.targets, index
     while isinstance(targets, JoinedReaders):
         targets, position = targets.readers[targets.part[position]], int(targets.position[position])
     if not isinstance(targets, MaskFiles):
         return MaskSummary(_count(targets(position)), None, False)
-    looked = targets.look(position, max_pixels)
+    looked = targets.examine(position, max_pixels)
     return MaskSummary(_count(looked.mask), mask_kind(targets.files.paths[position], looked.raw), looked.turned)
 
 

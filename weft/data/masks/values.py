@@ -206,9 +206,9 @@ class MaskFiles:
         self.files, self.coding, self.pictures = Files(root, paths), coding, pictures
 
     def __call__(self, index: int) -> np.ndarray:
-        return self.look(index).mask
+        return self.examine(index).mask
 
-    def look(self, index: int, max_pixels: int = MAX_PIXELS) -> CheckedMask:
+    def examine(self, index: int, max_pixels: int = MAX_PIXELS) -> CheckedMask:
         """Raises BadMask that names the mask; BadPicture where it is the picture that cannot be read."""
         with OpenedPicture(self.pictures(index), None) as opened:
             picture = opened.header

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from weft.data.targets import KINDS, TargetKind, Task
+from weft.data.targets import KINDS, TargetKind, TaskName
 from weft.words import some
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Names(Sequence[str]):
 
 @dataclass
 class Source:
+    """Pictures and what is known of them, as columns; pixels, masks and objects are read when they are asked for."""
+
     root: str  # what the user gave
     layout: str  # one sentence on what was found: "class folders under train/ and val/"
     classes: list[str]
@@ -87,7 +89,7 @@ class Source:
     blocks: np.ndarray | None = None  # (N,) int: the shard a picture lies in; None: random access is cheap
     notes: list[str] = field(default_factory=list)
     valid: np.ndarray | None = None  # (N, classes) bool: every label that counts as right (ImageNet-ReaL)
-    task: Task = "classify"  # what the pictures can teach a model
+    task: TaskName = "classify"  # what the pictures can teach a model
     targets: Any = None  # reads (H, W) uint8 masks or `Objects` by position, and has `.sizes` as the reader has
 
     def __len__(self) -> int:

@@ -123,7 +123,8 @@ class FusedSwinBlock(FusedWindows, ce_hosts.SwinBlock):
         return is_linear(attn.qkv, attn.proj) and fits_windows(attn, module.window) and is_standard_block(module)
 
     def ready(self, *inputs: Any) -> bool:
-        return are_idle(self.attn.attn_drop, self.attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
+        dropped = self.training and self.attn.attn_drop.p > 0  # whose rate is read by the block, in the block's mode
+        return not dropped and are_idle(self.attn.proj_drop, self.mlp.drop1, self.mlp.drop2)
 
     def layers(self) -> tuple[Any, ...]:
         return self.attn.qkv, self.attn.proj

@@ -109,7 +109,7 @@ def scatter(
     everything = [point for points, _ in lines.values() for point in points]
     if len(everything) < 2:
         return None
-    ticks = [nice_ticks(min(values), max(values) + 1e-9, 6) for values in zip(*everything, strict=True)]
+    ticks = [nice_ticks(*_span(values)) for values in zip(*everything, strict=True)]
     x, y = Axis(ticks[0][0], ticks[0][-1], LEFT, WIDTH - RIGHT), Axis(ticks[1][0], ticks[1][-1], HEIGHT - BOTTOM, TOP)
     return Chart(
         title,
@@ -125,6 +125,13 @@ def scatter(
             for name, (points, joined) in lines.items()
         ],
     )
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest and the largest value; of equal ones, a little more on both sides."""
+    low, high = min(values), max(values)
+    margin = 0.0 if high > low else 0.05 * abs(low) or 1.0
+    return low - margin, high + margin
 
 
 def draw(found: SearchResult) -> "Figure":
