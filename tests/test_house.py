@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,15 +17,6 @@ MAY_ASK_FOR_A_TASK = {"weft/data/sources/open.py", "weft/data/demo.py"}  # where
 PAPERS_NAMES = {  # what several papers call by one name, in the files of their families
     "Block": "weft/models",
     "Stage": "weft/models",
-}
-
-# Being mended: each number goes down with the commits of its room, and then the lists go.
-CLASSES_BEING_RENAMED: set[str] = set()
-BEING_MENDED = {
-    "docstring": {"all of weft": 23},
-    "task": {},
-    "function": {},
-    "file": {},
 }
 
 Rule = Callable[[str, str], Iterator[tuple[int, str]]]
@@ -109,23 +100,15 @@ RULES: dict[str, Rule] = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_rule_is_kept(name):
-    faults = [
-        (file, f"{file}:{line}: {what}") for file, text in modules().items() for line, what in RULES[name](file, text)
-    ]
-    allowed = BEING_MENDED[name]
-    found = Counter("all of weft" if "all of weft" in allowed else file for file, _ in faults)
-    over = {place for place, count in found.items() if count > allowed.get(place, 0)}
-    told = [what for file, what in faults if file in over or "all of weft" in over]
-    assert told == []
-    mended = {place for place in allowed if not found[place]}
-    assert not mended, "mended: take it out of the list"
+    assert [
+        f"{file}:{line}: {what}" for file, text in modules().items() for line, what in RULES[name](file, text)
+    ] == []
 
 
 def test_classes_have_names_of_their_own():
     homes = classes(modules())
     shared = {name: places for name, places in homes.items() if len(places) > 1 and not is_paper_name(name, places)}
-    assert {name: places for name, places in shared.items() if name not in CLASSES_BEING_RENAMED} == {}
-    assert {*shared} >= CLASSES_BEING_RENAMED, "renamed: take it out of the list"
+    assert shared == {}
     assert {*PAPERS_NAMES} <= {name for name, places in homes.items() if len(places) > 1}
 
 

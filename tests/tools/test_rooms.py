@@ -18,8 +18,9 @@ def uses(svg: str) -> dict[tuple[str, str], int]:
 
 
 def test_picture_is_that_of_the_code():
+    """Who uses whom; how often is as it was when the picture was drawn, so that not every import makes it stale."""
     stored = (ROOT / "docs" / "pictures" / "rooms.svg").read_text(encoding="utf-8")
-    assert stored == draw(), "stale: run `python -m tools.rooms`"
+    assert uses(stored).keys() == uses(draw()).keys(), "stale: run `python -m tools.rooms`"
 
 
 def test_every_room_and_every_use_is_drawn():
