@@ -8,7 +8,8 @@ from tests.helpers.small_runs import command, refused
 from weft.study.cells.cell import Result
 from weft.study.cells.setup import StudySetup
 from weft.study.efficiency import compare as comparing
-from weft.study.efficiency.compare import Design, compare
+from weft.study.efficiency.compare import compare
+from weft.study.efficiency.comparison import Design
 
 MODELS = {"cvt_nano": {"depths": [1, 1, 1]}, "ceit_nano": {"depth": 2}}
 COMMON = StudySetup(

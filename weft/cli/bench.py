@@ -240,7 +240,8 @@ def _compare(
     from weft.run.train import name_settings
     from weft.study.cells.setup import prepare_study
     from weft.study.cells.workers import say_progress
-    from weft.study.efficiency.compare import Design, compare
+    from weft.study.efficiency.compare import compare
+    from weft.study.efficiency.comparison import Design
     from weft.study.efficiency.page import table
 
     common = prepare_study(data, models, name_settings(given), recipe, say)

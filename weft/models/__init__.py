@@ -1,5 +1,5 @@
 """The families. Importing this package registers them with timm; `registry.FAMILIES` lists them."""
 
-from weft.models import registry
+import importlib
 
-__all__ = ["registry"]
+importlib.import_module("weft.models.registry")  # which imports every family, from this package

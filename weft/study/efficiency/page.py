@@ -9,7 +9,7 @@ from weft.report.charts import line_chart
 from weft.report.figures import INKS, plots, write_figure
 from weft.report.page import render
 from weft.study.cells.cell import SCORES
-from weft.study.efficiency.compare import KINDS, Comparison
+from weft.study.efficiency.comparison import KINDS, Comparison
 from weft.study.statistics import DASH, format_difference, format_score
 
 if TYPE_CHECKING:
