@@ -1,4 +1,4 @@
-"""timm's own tests/test_models.py, untouched, on our models: ten tests each, all passed, none skipped."""
+"""timm's own tests/test_models.py, untouched, on our models: ten tests each or more, all passed, none skipped."""
 
 import os
 import subprocess
@@ -50,4 +50,5 @@ def test_timm_tests_pass(name, tmp_path):
     picture = torch.empty(1, 3, 64, 64, device="meta")
     has_map = timm.create_model(name, device="meta").forward_features(picture).ndim == 4
     configuration = "test_model_default_cfgs" if has_map else "test_model_default_cfgs_non_std"
-    assert outcomes == dict.fromkeys(TESTS | {configuration}, "passed"), done.stdout[-3000:]
+    assert {*outcomes} >= TESTS | {configuration}, done.stdout[-3000:]  # newer versions of timm ask more
+    assert {*outcomes.values()} == {"passed"}, done.stdout[-3000:]
