@@ -156,7 +156,7 @@ def test_what_applies_to_masks_and_boxes(task, tmp_path):
         assert explanation.views[0].cams
     else:
         assert explanation.views[0].cams == {}
-        assert any("which a detector does not have" in note for note in explanation.notes)
+        assert any("which a detector does not give" in note for note in explanation.notes)
     assert any("classifiers" in note for note in explanation.notes)
 
 

@@ -245,7 +245,7 @@ def test_rollout_of_ceit_starts_in_all_layers():
     wanted = torch.einsum("bl,lbp->bp", parts, torch.stack(behind))
     torch.testing.assert_close(rollout([*blocks, lca]).flatten(1), wanted)
     assert torch.equal(rollout([*blocks, lca], query=(3, 3)), rollout(blocks, query=(3, 3)))
-    with pytest.raises(WeftError, match="lca asks 3 layers, and 2 are given"):
+    with pytest.raises(WeftError, match="lca attends to 3 layers, but 2 were given"):
         rollout([*blocks[1:], lca])
 
 

@@ -220,7 +220,7 @@ def test_visual_transformer_alone():
         (dict(relation="gcn"), "'transformer', 'graph', 'none', 'identity'"),
         (dict(projector="no"), "True, False"),
         (dict(group_width=24), "equal groups"),
-        (dict(num_heads=7), "multiple of 2 * 7 heads"),
+        (dict(num_heads=7), "multiple of 2 * 7 (heads)"),
         (dict(carried_tokens=16), "carried_tokens=16 does not exist"),
         (dict(num_tokens=0), "positive"),
         (dict(drop_path=1.0), "0 up to"),

@@ -303,11 +303,11 @@ def original_strides(resnet: nn.Module) -> None:
 
 
 def check_trunk(ours: nn.Module, theirs: nn.Module) -> None:
-    picture = torch.randn(2, 3, 75, 64)
+    picture = torch.randn(2, 3, 75, 64, dtype=torch.float64)
     with torch.no_grad():
-        maps = ours.forward_intermediates(picture, indices=[0, 1, 2, 3], intermediates_only=True)
-        for got, want in zip(maps, torchvision_maps(theirs, picture), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        maps = ours.double().forward_intermediates(picture, indices=[0, 1, 2, 3], intermediates_only=True)
+        for got, want in zip(maps, torchvision_maps(theirs.double(), picture), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
