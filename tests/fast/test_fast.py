@@ -187,7 +187,9 @@ def test_residual_blocks_and_vt_modules_by_kernels(kind, interpreter):
 @every_switch
 def test_the_copy_for_inference(name, args, references, monkeypatch):
     """`weft.fuse` folds norms away; what is left runs by the same forms, with a gradient and without one."""
-    monkeypatch.setattr(FusedTokenBlock, "can_bypass_modules", lambda self: False)  # else CvT's blocks take the path of a CPU
+    monkeypatch.setattr(
+        FusedTokenBlock, "can_bypass_modules", lambda self: False
+    )  # else CvT's blocks take the path of a CPU
     seen = count_steps(monkeypatch)
     model = make(name, **args).double()
     copied = weft.fuse(model)
