@@ -9,14 +9,21 @@ from tests.helpers.variants import NANO
 from tools import counts
 from weft.catalog.catalog import catalog, count_catalog
 from weft.catalog.cost import count_parameters
-from weft.catalog.papers import PAPERS
+from weft.catalog.papers import PAPERS, PaperRow
 
 STORED = counts.PAGE.read_text().splitlines()
 LAST_SIDES = {"cvt_nano": 4, "ceit_nano": 7, "vitae_nano": 4, "vt_resnet_nano": 7, "cetnet_nano": 2}  # at 28 pixels
 ROWS = {f"{paper.name} {row.table} {row.label}": (paper, row) for paper in PAPERS for row in paper.rows}
 
 
-@pytest.mark.parametrize("key", ROWS)
+def is_quick(row: PaperRow) -> bool:
+    """The networks themselves; those of ablations, of larger pictures and under heads take seconds each."""
+    return not row.switches and not row.head and row.img_size == 224
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=() if is_quick(row) else pytest.mark.slow) for key, (_, row) in ROWS.items()]
+)
 def test_rows_of_the_papers(key):
     """Parameters to the unit, MACs to a thousandth, and the same figures in docs/counts.md."""
     paper, row = ROWS[key]

@@ -65,7 +65,7 @@ assert "torch" not in sys.modules and "timm" not in sys.modules
 @pytest.mark.parametrize(
     "imports",
     [
-        "import weft, timm",
+        pytest.param("import weft, timm", marks=pytest.mark.slow),
         pytest.param("import timm, weft", marks=pytest.mark.slow),
         pytest.param("import weft; from timm.models import create_model", marks=pytest.mark.slow),
         "import weft, transformers, timm",  # transformers looks whether timm exists

@@ -119,7 +119,7 @@ def test_same_seed_same_metrics_another_seed_others(pictures, whole, tmp_path):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_kills_change_no_bit(pictures, tmp_path, kills):
     """SIGKILL at random moments of a run with a reader process: at the start, in steps, in validation, in saving."""
     settings = dict(EVERYTHING_RANDOM, epochs=3 * kills, run__save_minutes=0.0, data__workers=1)

@@ -269,9 +269,11 @@ def test_state_is_whole_whenever_the_writer_is_killed(tmp_path):
     write_state(tmp_path, {"numbers": torch.full((200_000,), -1.0)}, RunProgress(step=-1), {})
     draw, found = random.Random(0), set()
     for _ in range(40):
-        process = context.Process(target=save_for_ever, args=(tmp_path,))
+        ready = context.Event()
+        process = context.Process(target=save_for_ever, args=(tmp_path, ready))
         process.start()
-        time.sleep(draw.uniform(0.02, 0.25))
+        assert ready.wait(60)
+        time.sleep(draw.uniform(0, 0.1))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         step = read_header(tmp_path)["progress"].step

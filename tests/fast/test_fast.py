@@ -233,7 +233,7 @@ def test_autocast_is_as_near_to_the_truth_as_torchs(name, references):
     assert errors[1] < 1.5 * errors[0]
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "cetnet" in n else ()) for n in NANO])
 def test_whole_models_by_kernels(name, train, interpreter):
     """All kernels of a model one behind the other, in float32 against float64."""
@@ -550,7 +550,7 @@ def test_plain_where_kernels_cannot_run(monkeypatch):
 
 def test_small_maps_stay_plain_unless_replayed(references, monkeypatch):
     """By their size and nothing else."""
-    monkeypatch.setattr(FusedNormalCell, "LEAST", 128 * 4 * 16)
+    monkeypatch.setattr(FusedNormalCell, "MIN_ELEMENTS", 128 * 4 * 16)
     cell = weft.fast(randomise(vitae.NormalCell(16, 2, 24, 4, "pre", True, 3, 0.0, 0.0, 0.0)))
     seen = count_steps(monkeypatch)
     with torch.no_grad():

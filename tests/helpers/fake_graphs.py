@@ -72,10 +72,11 @@ class FakeGraphPool(graphs.GraphPool):
 
 class FakeRecording(graphs.Recording):
     def __init__(self, module: Any, *args: Any, **kwargs: Any):
-        before = [buffer.clone() for buffer in module.buffers()]
+        before, drawn = [buffer.clone() for buffer in module.buffers()], torch.get_rng_state()
         super().__init__(module, *args, **kwargs)
         for buffer, value in zip(module.buffers(), before, strict=True):
             buffer.copy_(value)  # a GPU computes nothing while it records
+        torch.set_rng_state(drawn)  # and draws nothing
         self.own = [x for x in (*self.inputs, *module.parameters(), *module.buffers()) if x is not None]
         for graph in (self.forward, self.backward):
             if graph is not None:

@@ -300,7 +300,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(t, marks=pytest.mark.slow if t == torch.float16 else ()) for t in DTYPES], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])  # shrinking would take minutes
 @given(data=st.data())
