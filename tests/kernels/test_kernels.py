@@ -268,6 +268,7 @@ class Case:
     tile: dict[str, Any]  # so small that every kernel has several programs, and every program several tiles
     gradients: bool = True
     factor: float = 2.0  # how many roundings off values may be; gradients twice as many
+    cancelling: float = 1.0  # more, where gradients are sums of terms far larger than they are
 
 
 NORM = dict(elements=128, width=32, per_processor=1, stages=1)
@@ -286,7 +287,7 @@ CASES = {
     "depthwise": Case(depthwise, TILE),
     "depthwise, unrolled": Case(depthwise, TILE | dict(cols=1, unroll=2, block_c=8)),
     "depthwise, folded": Case(folded_depthwise, TILE, gradients=False),
-    "depthwise of a norm": Case(normed_depthwise, TILE | NORM),
+    "depthwise of a norm": Case(normed_depthwise, TILE | NORM, cancelling=4.0),
     "qkv": Case(qkv, TILE),
     "qkv, folded": Case(folded_qkv, TILE | dict(cols=2), gradients=False),
     "grouped": Case(grouped, dict(rows=32, chunk=16, block=32)),
@@ -313,4 +314,4 @@ def test_kernel_equals_reference(name: str, dtype: torch.dtype, data: st.DataObj
         with torch.no_grad():
             check_values(it.kernel, it.reference, *it.tensors, factor=case.factor)
         if case.gradients:
-            check_gradients(it.kernel, it.reference, *it.tensors, factor=2 * case.factor)
+            check_gradients(it.kernel, it.reference, *it.tensors, factor=2 * case.factor * case.cancelling)
