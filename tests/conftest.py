@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -24,6 +25,11 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") and version
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor
+
+# Before any test starts the server: it is there once for all of them, and forks what it has imported.
+multiprocessing.set_forkserver_preload(
+    ["tests.helpers.small_runs", "weft.run.session", "timm", "torch.distributed.fsdp", "pytest"]
+)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one process per core; more threads would only wait for each other

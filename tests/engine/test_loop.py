@@ -266,14 +266,16 @@ def test_full_disk_loses_nothing(monkeypatch, pictures, tmp_path):
 def test_state_is_whole_whenever_the_writer_is_killed(tmp_path):
     context = processes()
     (tmp_path / "state").mkdir()
+    began = time.monotonic()
     write_state(tmp_path, {"numbers": torch.full((200_000,), -1.0)}, RunProgress(step=-1), {})
+    once = time.monotonic() - began
     draw, found = random.Random(0), set()
     for _ in range(40):
         ready = context.Event()
         process = context.Process(target=save_for_ever, args=(tmp_path, ready))
         process.start()
         assert ready.wait(60)
-        time.sleep(draw.uniform(0, 0.1))
+        time.sleep(draw.uniform(0, 5 * once))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         step = read_header(tmp_path)["progress"].step

@@ -66,6 +66,15 @@ def _any_size(monkeypatch):
     monkeypatch.setattr(swap, "replaying", ContextVar("replaying", default=True))
 
 
+SHALLOW: dict[str, dict[str, Any]] = dict(
+    ceit_nano=dict(depth=1),
+    vitae_nano=dict(depth=1),
+    vt_resnet_nano={},
+    cvt_nano=dict(depths=(1, 1, 1)),
+    cetnet_nano=dict(depths=(1, 1, 2, 1)),
+)
+
+
 def make(name: str, **args: Any) -> nn.Module:
     model = randomise(timm.create_model(name, num_classes=5, drop_path_rate=0.3, **args))
     for module in model.modules():
@@ -234,12 +243,12 @@ def test_autocast_is_as_near_to_the_truth_as_torchs(name, references):
 
 
 @pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "cetnet" in n else ()) for n in NANO])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("ceit_nano", "vt_resnet_nano") else pytest.mark.slow) for n in NANO]
+)
 def test_whole_models_by_kernels(name, train, interpreter):
     """All kernels of a model one behind the other, in float32 against float64."""
-    depth = {"cvt_nano": dict(depths=(1, 1, 1)), "cetnet_nano": dict(depths=(1, 1, 2, 1))}.get(name, {})
-    depth = dict(depth=1) if name in ("ceit_nano", "vitae_nano") else depth
-    model = make(name, **depth).train(train).to(DEVICE)
+    model = make(name, **SHALLOW[name]).train(train).to(DEVICE)
     picture = random(2, 3, 32, 32) if "cetnet" in name else random(2, 3, 16, 24)  # windows of more than two pixels
     with switched(False):
         wanted = results(copy.deepcopy(model).double(), picture.double())
@@ -427,8 +436,8 @@ def test_a_subclass_anywhere_is_called(name, references):
     """In every place of every block, before `weft.fast` and after it."""
     picture = torch.randn(1, 3, 32, 32)
     count = 0
-    for place in places(make(name)):
-        plain = make(name)
+    for place in places(make(name, **SHALLOW[name])):
+        plain = make(name, **SHALLOW[name])
         module = places(plain)[place]
         if type(module).__name__ in ("StochasticDepth", "DropPath", "WindowMask", "RelPosBias", "PerformerAttention"):
             continue  # which are not called, here or in eval mode

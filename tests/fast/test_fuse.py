@@ -13,16 +13,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.conftest import randomise
-from tests.helpers.variants import SMALL, SWITCHES
+from tests.helpers.variants import PLAIN, SMALL, SWITCHES
 from weft.fast.inference.packed_linear import PackedLinear
 
 
-@pytest.mark.parametrize(("name", "args"), SWITCHES.values(), ids=SWITCHES)
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [pytest.param(*case, id=key, marks=() if key in PLAIN else pytest.mark.slow) for key, case in SWITCHES.items()],
+)
 def test_every_switch(name, args):
     check(randomise(timm.create_model(name, **args)), torch.randn(2, 3, 57, 70))
 
 
-QUICK = {*SMALL, "cvt_13", "cvt_13_nas", "ceit_tiny", "ceit_small", "vt_resnet18", "cetnet_tiny"}
+QUICK = {*SMALL, "cvt_13", "ceit_tiny"}
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,8 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
 
 
 def processes() -> multiprocessing.context.ForkServerContext:
-    """Makes processes that have everything imported, so they start at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["tests.helpers.small_runs", "weft.run.session", "timm", "torch.distributed.fsdp", "pytest"]
-    )
-    return context
+    """Makes processes that have everything imported, so they start at once; see conftest.py."""
+    return multiprocessing.get_context("forkserver")
 
 
 def start_or_resume(pictures: Path, run: Path, settings: dict[str, Any]) -> None:

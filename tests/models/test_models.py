@@ -383,7 +383,7 @@ def test_no_copy_between_attention_and_convolution(name, args):
         assert feature.is_contiguous()
 
 
-@pytest.mark.parametrize("name", ["ceit_nano", "cswin_tiny"])  # the others are scripted in test_timm.py
+@pytest.mark.parametrize("name", ["ceit_nano", "vt_resnet_nano", "cswin_tiny"])  # others: test_timm.py, test_vitae.py
 @torch.no_grad()
 def test_scripts(name):
     model, picture = small(name), torch.randn(1, 3, 40, 33)

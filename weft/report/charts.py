@@ -131,7 +131,7 @@ def _y_ticks(low: float, high: float, zero: bool) -> tuple[list[float], bool]:
     low = min(low, 0.0) if zero else low
     if low == high == 0:
         return nice_ticks(0.0, 1.0), False
-    if high - low <= 1e-9 * max(abs(high), abs(low)):  # a flat line runs through the middle
+    if high - low <= max(1e-9 * max(abs(high), abs(low)), sys.float_info.min):  # a flat line runs through the middle
         low, high = low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
     return nice_ticks(low, high), False
 
