@@ -50,7 +50,8 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     """The source to evaluate on, which of its pictures, and one line that says so.
 
     Without `data`, or where `data` is what the run was trained on, these are the pictures that it reports on: those
-    it kept for validation, or the test part of a known set. Of other data the validation pictures are taken, or else the test pictures, or else all.
+    it kept for validation, or the test part of a known set. Of other data the validation pictures are taken, or else
+    the test pictures, or else all.
     """
     if split:
         check_choice("split", split, SPLITS)

@@ -163,8 +163,6 @@ class RunSession:
             if config.run.fast:
                 fast_on(model, world.device, record=False)  # blocks have changed their class
         plan = self.make_plan()
-        epochs = config.run.epochs + config.optim.cooldown_epochs
-        total = config.run.steps or round(epochs * plan.steps_per_epoch)
         run = TrainingRun(
             folder=self.folder,
             config=config,
@@ -179,7 +177,7 @@ class RunSession:
             write_model=made.write,
             optimizer=make_optimizer(model, config.optim, config.run.batch),
             ema=ema,
-            progress=RunProgress(total_steps=total, micro_batch=config.run.micro_batch),
+            progress=RunProgress(total_steps=total_steps(config, plan), micro_batch=config.run.micro_batch),
             screen=self.screen,
         )
         return Trainer(run)
@@ -274,6 +272,12 @@ class RunSession:
         kind = "test " if data.split.report_on == "test" else ""
         self.screen.say(f"{name} {said} on {results['n']:,} {kind}pictures; report: {page}")
         return results
+
+
+def total_steps(config: Config, plan: SamplingPlan) -> int:
+    """The length of a run that is not cut to a time."""
+    epochs = config.run.epochs + config.optim.cooldown_epochs
+    return config.run.steps or round(epochs * plan.steps_per_epoch)
 
 
 def command_line() -> str:

@@ -17,7 +17,10 @@ from weft.study.cells.cell import PROTOCOL
 from weft.tasks.registry import task_class
 
 Say = Callable[[str], None]
-OF_EACH_TRAINING = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.steps", "run.minutes")
+OF_EACH_TRAINING = (
+    *("data.source", "model.name", "model.args", "run.seed", "run.device"),
+    *("run.epochs", "run.steps", "run.minutes"),
+)
 
 
 @dataclass(frozen=True)
