@@ -83,16 +83,18 @@ VOID = [104, 105, 123, 126, 132, 142, 143, 160, 164, 167, 179, 182]
 def test_stuff_as_detectron2_merges_it(tmp_path: Path) -> None:
     """Things are 0, stuff follows, what COCO's panoptic annotations gave up is ignored; the maps count from 0."""
     expected = {**dict.fromkeys(range(1, 91), 0), **ALONE, **MERGED, **dict.fromkeys(VOID, 255)}
-    values = np.array([[number - 1 for number in expected] + [255]] * 3, np.uint8)
-    pairs = [f"{split}2017/1.jpg stuffthingmaps/{split}2017/1.png" for split in ("train", "val")]
-    source = open_set("coco-stuff-54", tree(tmp_path, *pairs, values=values))
+    values = np.array([[number - 1 for number in expected] + [255]], np.uint8)
+    for split in ("train", "val"):
+        picture(tmp_path / f"{split}2017/1.jpg", (values.shape[1], 1))
+        mask(tmp_path / f"stuffthingmaps/{split}2017/1.png", values)
+    source = open_set("coco-stuff-54", tmp_path)
     assert len(source.classes) == len(set(source.classes)) == 54
     np.testing.assert_array_equal(source.target(0)[0], [*expected.values(), 255])
     assert (source.classes[37], source.classes[53]) == ("tree-merged", "rug-merged")
 
 
 def test_masks_that_detectron2_made_are_taken_as_they_are(tmp_path: Path) -> None:
-    values = np.array([[0, 1, 53, 255]] * 3, np.uint8)
+    values = np.array([[0, 1, 37, 53, 255]] * 3, np.uint8)
     pairs = [f"{split}2017/1.jpg panoptic_stuff_{split}2017/1.png" for split in ("train", "val")]
     source = open_set("coco-stuff-54", tree(tmp_path, *pairs, values=values))
     np.testing.assert_array_equal(source.target(0)[0], values[0])

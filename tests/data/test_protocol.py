@@ -4,7 +4,6 @@ Stand-ins have the published files with the published numbers of entries, and no
 """
 
 import io
-import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,13 +85,6 @@ def dtd(root: Path) -> None:
         text(root / f"dtd/dtd/labels/{split}1.txt", "\n".join(lines))
 
 
-def food(root: Path) -> None:
-    for split, each in (("train", 750), ("test", 250)):
-        names = {f"dish{c}": [f"dish{c}/{split}{i}" for i in range(each)] for c in range(101)}
-        text(root / f"food-101/meta/{split}.json", json.dumps(names))
-    (root / "food-101/images").mkdir()
-
-
 PUBLISHED = {  # pictures that train, and those that test: CeiT's table 3 has the first six, CvT and ViTAE the same
     "cifar10": (cifar10, 50_000, 10_000),
     "cifar100": (cifar100, 50_000, 10_000),
@@ -101,7 +93,6 @@ PUBLISHED = {  # pictures that train, and those that test: CeiT's table 3 has th
     "flowers102": (flowers, 2_040, 6_149),
     "dtd": (dtd, 3_760, 1_880),
     "fgvc-aircraft": (aircraft, 6_667, 3_333),
-    "food101": (food, 75_750, 25_250),
 }
 
 
@@ -134,7 +125,13 @@ def test_as_many_pictures_as_the_papers_have(tmp_path, blank_cifar, name):
     np.testing.assert_array_equal(chosen.reported, split.test)
 
 
-@pytest.mark.parametrize(("year", "train", "val"), [(2018, 437_513, 24_426), (2019, 265_240, 3_003)])
+@pytest.mark.parametrize(
+    ("year", "train", "val"),
+    [
+        pytest.param(2018, 437_513, 24_426, marks=pytest.mark.slow),
+        (2019, 265_240, 3_003),
+    ],
+)
 def test_inaturalist_reports_on_its_validation_pictures(tmp_path, monkeypatch, year, train, val):
     """The labels of its test pictures were never published."""
 
@@ -182,14 +179,11 @@ def test_a_set_without_a_split_is_split(tmp_path):
     assert (len(split.train), len(split.val), split.report_on) == (3, 1, "val")
 
 
-def test_split_protocol_and_folds_hold_out(tmp_path):
-    mnist(tmp_path)  # 5 pictures train, 3 test
-    source = open_source(f"mnist:{tmp_path}")
-    for config in (DataConfig(protocol="split", val_fraction=0.4), DataConfig(folds=2)):
-        split = make_split(source, config, 0)
-        assert len(split.train) + len(split.val) == 5
-        assert len(split.val) > 0
-        assert (len(split.test), split.report_on) == (3, "val")
+@pytest.mark.parametrize(("config", "held"), [(DataConfig(protocol="split"), 3), (DataConfig(folds=5), 3)])
+def test_split_protocol_and_folds_hold_out(tmp_path, unchecked, config, held):
+    SETS["cifar10"](tmp_path)  # 15 pictures train, 3 test
+    split = make_split(open_source(f"cifar10:{tmp_path}"), config, 0)
+    assert (len(split.train), len(split.val), len(split.test), split.report_on) == (15 - held, held, 3, "val")
 
 
 def test_a_second_source_validates(tmp_path):

@@ -19,6 +19,7 @@ from weft.run.evaluate import find_pictures
 from weft.run.recipes import decide_length, find_recipe
 from weft.run.start import stretch
 from weft.study.cells.cell import Cell, train_cell
+from weft.study.search.plan import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +103,14 @@ def test_studies_hold_out_unless_they_are_told(data, tmp_path, protocol, curve):
     cell = Cell(data, "cvt_nano", switches=CVT, settings=settings, recipe="small-data")
     (tmp_path / "cell.json").write_text(json.dumps(asdict(cell)))
     result = train_cell(tmp_path, "cpu")
-    assert result.metrics["n"] == 3 if not curve else result.score is not None
+    assert result.score is not None
     assert ("val_top1" in result.curve[-1]) == curve
+    assert curve or result.metrics["n"] == 3  # all that test
+
+
+def test_a_search_does_not_look_at_test_pictures(data):
+    with pytest.raises(WeftError, match="chooses by its scores"):
+        make_plan(data, "", {"data.protocol": "published"}, recipe="", space="", say=print)
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
