@@ -49,8 +49,14 @@ class DataConfig:
     classes: str = key("", "segmentation: a file with the names, values or colours of the classes; docs/data.md")
     ignore: list[int] = key([], "segmentation: mask values that count in neither loss nor metric, beside 255")
     val: str = key("", "a second source, for validation, where the first does not hold it")
-    val_fraction: float = key(
-        0.2, "part of the training pictures held out where the source has no validation split", above=0, below=1
+    protocol: Literal["published", "split"] = key(
+        "published", "a known set: all but its test part trains and that is reported; or as data of your own is split"
+    )
+    val_fraction: float | None = key(
+        None,
+        "part of the training pictures held out; none: 0.2 where there is no validation split, nothing if published",
+        above=0,
+        below=1,
     )
     folds: int = key(0, "k of a k-fold split; 0: a single split", least=0)
     fold: int = key(0, "which fold is held out, from 0", least=0)
@@ -158,6 +164,7 @@ class LossConfig:
 @dataclass(frozen=True)
 class RunConfig:
     epochs: int = key(100, "passes over the training pictures", least=1)
+    steps: int = key(0, "length in optimiser steps, as some papers count; 0: run.epochs decides", least=0)
     minutes: float = key(0.0, "time budget: as many epochs as fit, the schedule stretched to them; 0: none", least=0)
     batch: int = key(0, "pictures per optimiser step over all processes; 0: chosen from the data", least=0)
     micro_batch: int = key(

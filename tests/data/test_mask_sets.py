@@ -65,6 +65,42 @@ def test_coco_stuff(tmp_path: Path, masks: str) -> None:
     assert numbers[3] == 170
 
 
+def test_stuff_alone(tmp_path: Path) -> None:
+    values = np.array([[0, 12, 91, 181, 255]] * 3, np.uint8)  # person, stop sign, banner, wood
+    pairs = [f"{split}2017/1.jpg stuffthingmaps/{split}2017/1.png" for split in ("train", "val")]
+    source = open_set("coco-stuff-91", tree(tmp_path, *pairs, values=values))
+    assert len(source.classes) == len(set(source.classes)) == 91
+    assert (source.classes[0], source.classes[90]) == ("banner", "wood")
+    np.testing.assert_array_equal(source.target(0)[0], [255, 255, 0, 90, 255])
+
+
+# Detectron2's numbers of COCO's panoptic stuff, and COCO-Stuff's numbers that go into them, from its own table
+MERGED = {94: 37, 97: 37, 129: 37, 169: 37, 99: 38, 120: 40, 116: 44, 140: 44, 158: 50, 174: 52, 131: 53, 152: 53}
+ALONE = {92: 1, 93: 2, 95: 3, 100: 4, 107: 5, 118: 8, 128: 12, 154: 23, 159: 26, 178: 34, 181: 36}
+VOID = [104, 105, 123, 126, 132, 142, 143, 160, 164, 167, 179, 182]
+
+
+def test_stuff_as_detectron2_merges_it(tmp_path: Path) -> None:
+    """Things are 0, stuff follows, what COCO's panoptic annotations gave up is ignored; the maps count from 0."""
+    expected = {**dict.fromkeys(range(1, 91), 0), **ALONE, **MERGED, **dict.fromkeys(VOID, 255)}
+    values = np.array([[number - 1 for number in expected] + [255]], np.uint8)
+    for split in ("train", "val"):
+        picture(tmp_path / f"{split}2017/1.jpg", (values.shape[1], 1))
+        mask(tmp_path / f"stuffthingmaps/{split}2017/1.png", values)
+    source = open_set("coco-stuff-54", tmp_path)
+    assert len(source.classes) == len(set(source.classes)) == 54
+    np.testing.assert_array_equal(source.target(0)[0], [*expected.values(), 255])
+    assert (source.classes[37], source.classes[53]) == ("tree-merged", "rug-merged")
+
+
+def test_masks_that_detectron2_made_are_taken_as_they_are(tmp_path: Path) -> None:
+    values = np.array([[0, 1, 37, 53, 255]] * 3, np.uint8)
+    pairs = [f"{split}2017/1.jpg panoptic_stuff_{split}2017/1.png" for split in ("train", "val")]
+    source = open_set("coco-stuff-54", tree(tmp_path, *pairs, values=values))
+    np.testing.assert_array_equal(source.target(0)[0], values[0])
+    assert "panoptic_stuff" in source.layout
+
+
 @pytest.mark.parametrize("kind", ["labelIds", "labelTrainIds"])
 def test_cityscapes_as_torchvision_reads_it(tmp_path: Path, kind: str) -> None:
     from torchvision.datasets import Cityscapes

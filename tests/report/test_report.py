@@ -20,7 +20,7 @@ from weft.config import Config, DataConfig, override
 from weft.data.check.check import DataReport, Problem, check
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.open import open_source
-from weft.data.split import make_split
+from weft.data.split import Split, make_split
 from weft.engine.log import read_rows
 from weft.heads.folder import open_model
 from weft.report.charts import line_chart, nice_ticks
@@ -129,7 +129,7 @@ def make_run(
         open=lambda i: pixels[i],
         task="classify",
     )
-    split = SimpleNamespace(train=np.arange(n // 2), val=np.arange(n), test=np.arange(0))
+    split = Split(train=np.arange(n // 2), val=np.arange(n), test=np.arange(0))
     depth = 8 if dtype == np.uint8 else 16
     mean = (0.5,) * channels
     preprocessing = Preprocessing((size, size), channels, depth, mean, mean, "bicubic", 1.0, "squash", 10**6)

@@ -18,6 +18,7 @@ from weft.config import Config, override
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import encode
 from weft.data.preprocessing import Preprocessing
+from weft.data.split import Split
 from weft.engine.log import read_rows
 from weft.report.album import SIDE, fitted, nearest, resized
 from weft.report.overlay import IGNORE, paint_mask, palette
@@ -73,7 +74,7 @@ def make_report(folder: Path, task: str, classes: list[str], evaluation: Any, ta
         config=override(Config(), {"data.source": "pictures/tiny", "run.epochs": 3}),
         evaluation=evaluation,
         source=source,
-        split=SimpleNamespace(train=np.arange(N // 2), val=np.arange(N), test=np.arange(0)),
+        split=Split(train=np.arange(N // 2), val=np.arange(N), test=np.arange(0)),
         preprocessing=Preprocessing((0, 0), 3, 8, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "fit", 10**6),
         data_report=report,
         command="weft train pictures/tiny",

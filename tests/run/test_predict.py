@@ -104,9 +104,10 @@ def test_own_split_is_the_stored_one(run):
     source, indices, _ = find_pictures(run)
     np.testing.assert_array_equal(indices, load_split(run / "split.json", source).val)
     assert len(find_pictures(run, split="all")[1]) == 7000
-    with pytest.raises(WeftError, match="no test pictures; choose --split val or all"):
+    np.testing.assert_array_equal(find_pictures(run, split="train")[1], load_split(run / "split.json", source).train)
+    with pytest.raises(WeftError, match="no test pictures; choose --split train or val or all"):
         find_pictures(run, split="test")
-    with pytest.raises(WeftError, match="choose from 'val', 'test', 'all'"):
+    with pytest.raises(WeftError, match="choose from 'train', 'val', 'test', 'all'"):
         find_pictures(run, split="valid")
 
 

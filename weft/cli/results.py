@@ -34,9 +34,9 @@ def evaluate(
     run
         A run or model folder.
     data
-        Pictures with labels, masks or boxes, as for `weft train`; by default those that the run kept for validation.
+        Pictures with labels, masks or boxes, as for `weft train`; by default those that the run reports on.
     split
-        val, test or all; by default the validation pictures, where there are any.
+        train, val, test or all; by default the part that the run reports on, or the validation pictures of other data.
     scales
         Segmentation: average over these sizes of the picture, such as 0.5,0.75,1,1.25.
     flip

@@ -20,6 +20,7 @@ from weft.words import many, some
 
 FORMAT = "weft split 1"
 PARTS = ("train", "val", "test", "unused")
+HELD_OUT = 0.2  # of the training pictures, where nobody said how many
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,25 @@ class Split:
     val: np.ndarray
     test: np.ndarray
     method: str = ""  # one line for people
+    report_on: str = "val"  # the part that the numbers of a run are of
+
+    @property
+    def reported(self) -> np.ndarray:
+        return self.test if self.report_on == "test" else self.val
 
 
 def make_split(source: Source, config: DataConfig, seed: int) -> Split:
-    """The layout's own split where it has one; else part of the training pictures is held out, as `config` says."""
+    """A known set's published split, or the layout's own; else part of the training pictures is held out."""
     _check(source, config)
     order = _order(source.names.raws(), seed)
     own = {split: np.flatnonzero(source.splits == split) for split in ("val", "test")}
     train = np.flatnonzero((source.splits == "train") | (source.splits == ""))
-    if len(own["val"]):
+    if config.protocol == "published" and source.published and len(own["test"]) and not config.folds:
+        split = _published(source, order, own["test"], config, seed)
+    elif len(own["val"]):
         split = Split(train, own["val"], own["test"], "as the data is laid out")
     else:
-        held = _hold_out(source, train, order[train], config, seed)
-        how = f"fold {config.fold} of {config.folds}" if config.folds else f"{config.val_fraction:g} held out"
-        grouped = ", groups kept together" if source.groups is not None else ""
-        split = Split(train[~held], train[held], own["test"], f"{how}, stratified{grouped}, seed {seed}")
+        split = replace(_held_out(source, train, order, config, seed), test=own["test"])
     if config.fraction < 1:
         labels = source.labels[split.train]
         taken = _part(labels, order[split.train], config.fraction)
@@ -52,6 +57,31 @@ def make_split(source: Source, config: DataConfig, seed: int) -> Split:
     return split
 
 
+def _published(source: Source, order: np.ndarray, test: np.ndarray, config: DataConfig, seed: int) -> Split:
+    """All that does not test trains, validation pictures too, as papers have it; what tests is looked at once.
+
+    Nothing is left then to choose the best epoch by, so the last is kept, unless part of the training pictures is held
+    out for that.
+    """
+    train = np.setdiff1d(np.arange(len(source)), test)
+    if config.val_fraction is None:
+        return Split(train, test[:0], test, "published protocol", report_on="test")
+    split = _held_out(source, train, order, config, seed)
+    return replace(split, test=test, method=f"published protocol; {split.method}", report_on="test")
+
+
+def _held_out(source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int) -> Split:
+    """A split of the pictures at `train` alone."""
+    held = _hold_out(source, train, order[train], config, seed)
+    how = f"fold {config.fold} of {config.folds}" if config.folds else f"{_fraction(config):g} held out"
+    grouped = ", groups kept together" if source.groups is not None else ""
+    return Split(train[~held], train[held], train[:0], f"{how}, stratified{grouped}, seed {seed}")
+
+
+def _fraction(config: DataConfig) -> float:
+    return HELD_OUT if config.val_fraction is None else config.val_fraction
+
+
 def _check(source: Source, config: DataConfig) -> None:
     if len(source.classes) < 2 and not source.kind.dense and not source.multilabel:
         raise WeftError(f"{source.root} has only one class ({source.classes[0]!r}); a classifier needs two or more.")
@@ -59,8 +89,8 @@ def _check(source: Source, config: DataConfig) -> None:
         raise WeftError(f"{source.root} has no training pictures ({source.layout}); it can only be evaluated.")
     if not 0 < config.fraction <= 1:
         raise WeftError(f"data.fraction={config.fraction:g} is out of range; choose a number above 0 and up to 1.")
-    if not 0 < config.val_fraction < 1:
-        raise WeftError(f"data.val_fraction={config.val_fraction:g} is out of range; choose a number between 0 and 1.")
+    if not 0 < _fraction(config) < 1:
+        raise WeftError(f"data.val_fraction={_fraction(config):g} is out of range; choose a number between 0 and 1.")
     if config.folds and (config.folds < 2 or not 0 <= config.fold < config.folds):
         raise WeftError(f"data.fold={config.fold} does not fit data.folds={config.folds}: folds count from 0.")
     if config.folds and (source.splits == "val").any():
@@ -70,7 +100,7 @@ def _check(source: Source, config: DataConfig) -> None:
 def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int) -> np.ndarray:
     """Which of the training pictures validate: (len(train),) bool."""
     labels = source.labels[train]
-    shares = np.full(config.folds, 1 / config.folds) if config.folds else _shares(config.val_fraction)
+    shares = np.full(config.folds, 1 / config.folds) if config.folds else _shares(_fraction(config))
     held = config.fold if config.folds else 1
     groups = None
     if source.groups is not None:
@@ -85,7 +115,7 @@ def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: Data
         mask = np.empty(len(train), bool)
         mask[np.lexsort((order, labels))] = np.arange(len(train)) % config.folds == config.fold
     else:
-        mask = _part(labels, order, max(config.val_fraction, 1 / len(train)))
+        mask = _part(labels, order, max(_fraction(config), 1 / len(train)))
     return _keep_a_picture_of_each_class(labels, mask, order, groups)
 
 
@@ -177,6 +207,7 @@ def save_split(split: Split, source: Source, path: Path) -> None:
     content = {
         "format": FORMAT,
         "method": split.method,
+        "report_on": split.report_on,
         "fingerprint": fingerprint(source),
         "pictures": len(source),
         "rest": rest,
@@ -205,7 +236,7 @@ def load_split(path: Path, source: Source) -> Split:
     for part, members in names.items():
         part_of[[position[name] for name in members]] = PARTS.index(part)
     train, val, test = (np.flatnonzero(part_of == i) for i in range(3))
-    return Split(train, val, test, content.get("method", ""))
+    return Split(train, val, test, content.get("method", ""), content.get("report_on", "val"))
 
 
 def _by_folder(names: Iterable[str]) -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ class Album:
     ):
         self.names, self.source, self.preprocessing = names, source, preprocessing
         self.panels, self.text = panels, text
-        self.where = {source.names[i]: int(i) for i in split.val}
+        self.where = {source.names[i]: int(i) for i in split.reported}
 
     def random(self, seed: int) -> list[dict[str, Any]]:
         n = len(self.names)

@@ -45,7 +45,7 @@ class RunReport:
     folder: Path  # of the run
     rows: list[dict[str, Any]]  # of metrics.jsonl
     config: Config
-    evaluation: Any  # of the validation pictures
+    evaluation: Any  # of the pictures that are reported
     source: "Source"
     split: "Split"
     preprocessing: "Preprocessing"
@@ -89,7 +89,9 @@ def _common_values(run: RunReport) -> dict[str, Any]:
         data=data_name(config.data.source),
         seconds=in_units(max((row["seconds"] for row in history.epochs), default=0.0), SECONDS),
         parameters=in_units(count_parameters(run.predictor.model), COUNTS),
-        epochs_planned=0 if config.run.minutes else math.ceil(config.run.epochs + config.optim.cooldown_epochs),
+        epochs_planned=_epochs_planned(config),
+        reported={"val": "validation", "test": "test"}[run.split.report_on],
+        chosen=bool(len(run.split.val)),
         parts={name: len(indices) for name, indices in _parts(run.split).items()},
         most_names=NAMES,
         settings=settings(config),
@@ -97,6 +99,13 @@ def _common_values(run: RunReport) -> dict[str, Any]:
         machine=machine(config.run.device),
         date=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
     )
+
+
+def _epochs_planned(config: Config) -> int:
+    """0 where the length was not given in epochs."""
+    if config.run.minutes or config.run.steps:
+        return 0
+    return math.ceil(config.run.epochs + config.optim.cooldown_epochs)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def check_settings(config: Config) -> None:
         "run.fsdp and run.ema cannot be combined; set --run.ema 0": bool(run.fsdp and run.ema),
         "run.fsdp and run.precision=fp16 cannot be combined; choose bf16": run.fsdp and run.precision == "fp16",
         f"optim.warmup_epochs={config.optim.warmup_epochs:g} is longer than the run of {run.epochs} epochs": (
-            config.optim.warmup_epochs > run.epochs
+            not run.steps and config.optim.warmup_epochs > run.epochs
         ),
         f"run.micro_batch={run.micro_batch} is larger than run.batch={run.batch}": (0 < run.batch < run.micro_batch),
     }

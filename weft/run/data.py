@@ -37,7 +37,7 @@ def open_data(config: Config, world: World, say: Any) -> RunData:
     with world.propagate_errors():
         split = make_split(source, config.data, config.run.seed)
     report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
-    for line in report.lines():
+    for line in [*report.lines(), *describe_protocol(split)]:
         say(line)
     errors = [problem.text for problem in report.problems if problem.severity == "error"]
     with world.propagate_errors():
@@ -49,6 +49,17 @@ def open_data(config: Config, world: World, say: Any) -> RunData:
     split = without(split, source, report.bad)
     report = world.on_main(lambda: measure_targets(source, split.train, report))
     return RunData(source, split, report)
+
+
+def describe_protocol(split: Split) -> list[str]:
+    """A line on what is measured by what, where a set's published protocol decides that."""
+    if split.report_on != "test":
+        return []
+    chosen = f"the best epoch by {len(split.val):,} held out of these" if len(split.val) else "the last epoch is kept"
+    trained = len(split.train) + len(split.val)
+    return [
+        f"published protocol: {trained:,} pictures to train on, {chosen}; {len(split.test):,} test pictures at the end"
+    ]
 
 
 def without(split: Split, source: Source, bad: dict[str, str]) -> Split:

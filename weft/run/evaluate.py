@@ -43,33 +43,34 @@ def evaluate(
 
 # What `weft eval` looks at --------------------------------------------------------------------------------------
 
-SPLITS = ("val", "test", "all")
+SPLITS = ("train", "val", "test", "all")
 
 
 def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "") -> tuple[Source, np.ndarray, str]:
     """The source to evaluate on, which of its pictures, and one line that says so.
 
-    Without `data`, or where `data` is what the run was trained on, these are the pictures that it kept for
-    validation. Of other data the validation pictures are taken, or else the test pictures, or else all.
+    Without `data`, or where `data` is what the run was trained on, these are the pictures that it reports on: those
+    it kept for validation, or the test part of a known set. Of other data the validation pictures are taken, or else
+    the test pictures, or else all.
     """
     if split:
         check_choice("split", split, SPLITS)
     config, own = _data_config(Path(folder)), (Path(folder) / "split.json").is_file()
     if data and not (own and _same_place(data, config.source)):
         source, whose = open_configured(config, data), ""
-        parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:2]}
-        split = split or next((name for name in parts if len(parts[name])), "all")
+        parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:3]}
+        split = split or next((name for name in ("val", "test") if len(parts[name])), "all")
     elif own:
-        source, parts = _own_data(Path(folder), config)
-        whose, split = ", by the run's own split", split or "val"
+        source, parts, reported = _own_data(Path(folder), config)
+        whose, split = ", by the run's own split", split or reported
     else:
         raise WeftError(f"{folder} has no data of its own; say which: weft eval {folder} DATA")
     parts["all"] = np.arange(len(source))
     if not len(parts[split]):
         others = [name for name in SPLITS if len(parts[name])]
         raise WeftError(f"{source.root} has no {split} pictures; choose --split {' or '.join(others)}.")
-    what = {"val": "validation pictures", "test": "test pictures", "all": "pictures"}[split]
-    return source, parts[split], f"{len(parts[split]):,} {what} of {source.root}{whose}"
+    what = {"train": "training ", "val": "validation ", "test": "test ", "all": ""}[split]
+    return source, parts[split], f"{len(parts[split]):,} {what}pictures of {source.root}{whose}"
 
 
 def _data_config(folder: Path) -> DataConfig:
@@ -84,7 +85,8 @@ def _same_place(data: str, other: str) -> bool:
     return data == other or (os.path.exists(data) and os.path.exists(other) and os.path.samefile(data, other))
 
 
-def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray]]:
+def _own_data(folder: Path, config: DataConfig) -> tuple[Source, dict[str, np.ndarray], str]:
+    """The data of a run, its parts, and the one that it reports on."""
     source = open_configured(config)
     split = load_split(folder / "split.json", source)
-    return source, {"val": split.val, "test": split.test}
+    return source, {"train": split.train, "val": split.val, "test": split.test}, split.report_on

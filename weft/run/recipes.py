@@ -19,6 +19,11 @@ def find_recipe(name: str) -> dict[str, Any]:
     return read_yaml(recipe_file(name))
 
 
+def decide_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that override a recipe's or a run's: who asks for epochs does not want its steps."""
+    return {"run.steps": 0, **settings} if "run.epochs" in settings else settings
+
+
 def recipe_file(name: str) -> Path:
     """Where a recipe lies: one of Weft's by its name, or any YAML file by its path."""
     names = [name for name, _ in recipe_names()]

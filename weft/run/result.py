@@ -10,7 +10,7 @@ class Run:
     """A finished or stopped run."""
 
     folder: Path
-    metrics: dict[str, Any]  # of the validation pictures, as `weft eval` gives them; empty where stopped
+    metrics: dict[str, Any]  # of the pictures that it reports on, as `weft eval` gives them; empty where stopped
     stopped: bool = False
 
     def load(self) -> Any:

@@ -16,11 +16,12 @@ from weft.engine.state import (
 )
 from weft.errors import WeftError
 from weft.run.data import RunData, absolute_paths, open_sources
+from weft.run.recipes import decide_length
 from weft.run.result import Run
 from weft.run.session import RunSession, locked_by_main
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
-    *("run.epochs", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
+    *("run.epochs", "run.steps", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
     *("run.compile", "run.fast", "run.replay", "run.tensorboard", "run.deterministic", "optim."),
     *("data.workers", "data.bad_files", "data.leaks"),
 )
@@ -28,6 +29,7 @@ MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
 
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool) -> Run:
     """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
+    given = decide_length(given)
     with process_group() as world:
         with world.propagate_errors():
             header = read_header(folder)

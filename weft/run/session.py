@@ -109,7 +109,7 @@ class RunSession:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
         trainer, planned = self.trainer, self.trainer.progress.total_steps
         restore(trainer.run)
-        if "run.epochs" in changed:
+        if {"run.epochs", "run.steps"} & {*changed}:
             trainer.progress.total_steps = planned
         if "run.micro_batch" in changed:
             trainer.progress.micro_batch = self.config.run.micro_batch
@@ -163,7 +163,6 @@ class RunSession:
             if config.run.fast:
                 fast_on(model, world.device, record=False)  # blocks have changed their class
         plan = self.make_plan()
-        total = round((config.run.epochs + config.optim.cooldown_epochs) * plan.steps_per_epoch)
         run = TrainingRun(
             folder=self.folder,
             config=config,
@@ -178,7 +177,7 @@ class RunSession:
             write_model=made.write,
             optimizer=make_optimizer(model, config.optim, config.run.batch),
             ema=ema,
-            progress=RunProgress(total_steps=total, micro_batch=config.run.micro_batch),
+            progress=RunProgress(total_steps=total_steps(config, plan), micro_batch=config.run.micro_batch),
             screen=self.screen,
         )
         return Trainer(run)
@@ -246,11 +245,12 @@ class RunSession:
     def finish(self) -> dict[str, Any]:
         """Evaluates the kept model as anybody would who opens the folder, and writes the report."""
         data = self.data
-        if not len(data.split.val):
+        indices = data.split.reported
+        if not len(indices):
             self.screen.say(f"No validation pictures, so no report. The model is in {self.folder}")
             return {}
         predictor = load(self.folder, device=str(self.world.device))
-        evaluation = evaluate(predictor, data.source, data.split.val, workers=self.config.data.workers)
+        evaluation = evaluate(predictor, data.source, indices, workers=self.config.data.workers)
         results = evaluation.metrics()
         write_text(self.folder / "evaluation.json", json.dumps(results))
         facts = RunReport(
@@ -269,8 +269,15 @@ class RunSession:
         page = write_report(facts, predictor.task.report)
         name, score = SCORES[self.trainer.task.score], results[self.trainer.task.score]
         said = "undefined" if score is None else f"{score:.2%}"  # where there is no object to find
-        self.screen.say(f"{name} {said} on {results['n']:,} pictures; report: {page}")
+        kind = "test " if data.split.report_on == "test" else ""
+        self.screen.say(f"{name} {said} on {results['n']:,} {kind}pictures; report: {page}")
         return results
+
+
+def total_steps(config: Config, plan: SamplingPlan) -> int:
+    """The length of a run that is not cut to a time."""
+    epochs = config.run.epochs + config.optim.cooldown_epochs
+    return config.run.steps or round(epochs * plan.steps_per_epoch)
 
 
 def command_line() -> str:

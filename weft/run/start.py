@@ -21,7 +21,7 @@ from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
 from weft.run.data import absolute_paths, open_data
-from weft.run.recipes import find_recipe
+from weft.run.recipes import decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
@@ -33,7 +33,7 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
         return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
     with process_group() as world:
         with world.propagate_errors():
-            file = read_yaml(config) if config else {}
+            file, given = decide_length(read_yaml(config) if config else {}), decide_length(given)
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             given = {**model_of_init(override(Config(), {**file, **given})), **given}
             settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
@@ -59,6 +59,11 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             check_settings(full)
             check_task_settings(full)
             check_name(full.model.name)
+            if full.run.patience and not len(data.split.val):
+                raise WeftError(
+                    f"run.patience={full.run.patience} has no validation pictures to judge by; hold some out with"
+                    " --data.val_fraction 0.05."
+                )
         if full.run.minutes and "run.epochs" in given:
             choices.append("run.minutes decides how many epochs there are; run.epochs is not used")
         for line in choices:
@@ -120,9 +125,12 @@ def is_restarted(folder: Path) -> bool:
 
 
 def stretch(config: Config, given: set[str], recipe: str) -> Config:
-    """A recipe for another number of epochs: its warm-up and other lengths keep their share of the run."""
-    if not recipe or "run.epochs" not in given:
+    """A recipe for another number of epochs or steps: its warm-up and other lengths keep their share of the run."""
+    if not recipe or "run.steps" not in given:
         return config
-    planned = override(Config(), find_recipe(recipe)).run.epochs
+    run, planned = config.run, override(Config(), find_recipe(recipe)).run
+    factor = run.epochs / planned.epochs
+    if run.steps:  # how many epochs these are is not known yet
+        factor = run.steps / (planned.steps or run.steps)
     kept = {key.removeprefix("optim."): getattr(config.optim, key[6:]) for key in given if key.startswith("optim.")}
-    return replace(config, optim=replace(scale_schedule(config.optim, config.run.epochs / planned), **kept))
+    return replace(config, optim=replace(scale_schedule(config.optim, factor), **kept))

@@ -50,6 +50,31 @@ COCO_STUFF = _words("""
     wall-brick, wall-concrete, wall-other, wall-panel, wall-stone, wall-tile, wall-wood, water-other, waterdrops,
     window-blind, window-other, wood""")
 
+# of COCO's panoptic classes, those that put several kinds of stuff together; and the kinds that were given up
+COCO_MERGED = {
+    "tree-merged": "branch, tree, bush, leaves",
+    "fence-merged": "cage, fence, railing",
+    "ceiling-merged": "ceiling-tile, ceiling-other",
+    "sky-other-merged": "clouds, sky-other, fog",
+    "cabinet-merged": "cupboard, cabinet",
+    "table-merged": "desk-stuff, table",
+    "floor-other-merged": "floor-marble, floor-other, floor-tile",
+    "pavement-merged": "floor-stone, pavement",
+    "mountain-merged": "hill, mountain",
+    "grass-merged": "moss, grass, straw",
+    "dirt-merged": "mud, dirt",
+    "paper-merged": "napkin, paper",
+    "food-other-merged": "salad, vegetable, food-other",
+    "building-other-merged": "skyscraper, building-other",
+    "rock-merged": "stone, rock",
+    "wall-other-merged": "wall-other, wall-concrete, wall-panel",
+    "rug-merged": "mat, rug, carpet",
+}
+COCO_DROPPED = _words("""
+    furniture-other, metal, plastic, solid-other, structural-other, waterdrops, textile-other, cloth, clothes,
+    plant-other, wood, ground-other""")
+COCO_THINGS = 91  # numbers up to here are things, those after it stuff
+
 CITYSCAPES = {  # to the number in the files *_labelIds.png; numbers without a class do not count
     **{"road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19},
     **{"traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26},
@@ -140,15 +165,45 @@ def _ade20k(given: str, root: Path) -> Source:
     return _open(given, root, places, "ADE20K, 150 classes; 0 (other) is ignored", ADE20K, _counted(ADE20K, 1, [0]))
 
 
-def _coco_stuff(given: str, root: Path) -> Source:
-    """The maps hold the numbers of the classes less 1."""
+def _coco_maps(given: str, root: Path) -> list[MaskFolders]:
+    """COCO-Stuff as published: maps that hold the numbers of the classes less 1."""
     wanted = {}
     for split in ("train", "val"):
         year = f"{split}2017"
         masks = [f"stuffthingmaps/{year}", f"stuffthingmaps_trainval2017/{year}", f"annotations/{year}"]
         wanted[split] = ([year, f"images/{year}"], masks)
+    return _places(given, root, wanted)
+
+
+def _coco_stuff(given: str, root: Path) -> Source:
     classes = [name for name in COCO_STUFF if name]
-    return _open(given, root, _places(given, root, wanted), "COCO-Stuff, 171 classes", classes, _counted(COCO_STUFF))
+    return _open(given, root, _coco_maps(given, root), "COCO-Stuff, 171 classes", classes, _counted(COCO_STUFF))
+
+
+def _coco_stuff_91(given: str, root: Path) -> Source:
+    """Stuff alone."""
+    stuff, things = COCO_STUFF[COCO_THINGS:], range(COCO_THINGS)
+    layout = "COCO-Stuff, 91 classes of stuff; things are ignored"
+    return _open(given, root, _coco_maps(given, root), layout, stuff, _counted(stuff, COCO_THINGS, things))
+
+
+def _coco_stuff_54(given: str, root: Path) -> Source:
+    """Detectron2's masks for semantic FPN, where it has made them; else its classes from the maps of COCO-Stuff.
+
+    Detectron2 makes them from COCO's panoptic annotations, whose borders are not everywhere those of the maps.
+    """
+    merged = {kind: name for name, kinds in COCO_MERGED.items() for kind in _words(kinds)}
+    alone = [kind for kind in COCO_STUFF[COCO_THINGS:] if kind not in merged and kind not in COCO_DROPPED]
+    classes = ["things", *alone, *COCO_MERGED]
+    prepared = {s: ([f"{s}2017", f"images/{s}2017"], [f"panoptic_stuff_{s}2017"]) for s in ("train", "val")}
+    if any((root / folder).is_dir() for _, folders in prepared.values() for folder in folders):
+        layout = "COCO, Detectron2's 53 classes of stuff and one of things, from panoptic_stuff_*"
+        return _open(given, root, _places(given, root, prepared), layout, classes, _counted(classes))
+    numbers = dict.fromkeys(range(COCO_THINGS), 0) | {IGNORE: IGNORE}
+    for value, kind in enumerate(COCO_STUFF[COCO_THINGS:], COCO_THINGS):
+        numbers[value] = IGNORE if kind in COCO_DROPPED else classes.index(merged.get(kind, kind))
+    layout = "COCO-Stuff, merged into Detectron2's 53 classes of stuff and one of things"
+    return _open(given, root, _coco_maps(given, root), layout, classes, Coding.of(numbers))
 
 
 def _cityscapes(given: str, root: Path) -> Source:
@@ -244,6 +299,8 @@ MASK_SETS: dict[str, Callable[[str, Path], Source]] = {
     "camvid-32": _camvid(all_classes=True),
     "cityscapes": _cityscapes,
     "coco-stuff": _coco_stuff,
+    "coco-stuff-54": _coco_stuff_54,
+    "coco-stuff-91": _coco_stuff_91,
     "lip": _lip,
     "voc": _voc(augmented=False),
     "voc-aug": _voc(augmented=True),

@@ -85,7 +85,9 @@ def open_named(name: str, root: str) -> Source:
     if name == "inaturalist":
         found = [year for year in (2021, 2019, 2018) if any(path.glob(f"*{year}*"))]
         name = f"inaturalist-{found[0] if found else 2021}"
-    return OTHERS[name](given, path) if name in OTHERS else _torchvision(given, path, TORCHVISION[name])
+    source = OTHERS[name](given, path) if name in OTHERS else _torchvision(given, path, TORCHVISION[name])
+    source.published = True
+    return source
 
 
 def _torchvision(given: str, root: Path, named: TorchvisionSet) -> Source:

@@ -90,6 +90,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
     valid: np.ndarray | None = None  # (N, classes) bool: every label that counts as right (ImageNet-ReaL)
     task: TaskName = "classify"  # what the pictures can teach a model
+    published: bool = False  # a known set, whose own split is that of the papers
     targets: Any = None  # reads (H, W) uint8 masks or `Objects` by position, and has `.sizes` as the reader has
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from weft.files import write_text
 from weft.report.text import SCORES
 
 RESULT = "result.json"
+PROTOCOL = {"data.protocol": "split"}  # who compares will choose, and test pictures are not for that
 LEFT_OUT = "left out: no time"  # a result's error where a cell was not begun
 
 
@@ -115,12 +116,12 @@ def train_cell(folder: Path, device: str) -> Result:
     cell = Cell(**json.loads((folder / "cell.json").read_text(encoding="utf-8")))
     begin = time.monotonic()
     with locked(folder), open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        _train(cell, folder / "run", device)
+        reported = _train(cell, folder / "run", device)
         rows = _metric_rows(folder / "run")
         curve = [row for row in rows if row["kind"] == "epoch"]
         result = Result(
             cell,
-            metrics={key.removeprefix("val_"): value for key, value in curve[-1].items() if key.startswith("val_")},
+            metrics=reported or {key[4:]: value for key, value in curve[-1].items() if key.startswith("val_")},
             curve=curve,
             speed=_speed(rows),
             seconds=time.monotonic() - begin,
@@ -132,16 +133,22 @@ def train_cell(folder: Path, device: str) -> Result:
     return result
 
 
-def _train(cell: Cell, run: Path, device: str) -> None:
-    """Without a report: the last validation says what is compared."""
+def _train(cell: Cell, run: Path, device: str) -> dict[str, float]:
+    """Without a report: the last validation says what is compared.
+
+    Where a set's published protocol was asked for, the numbers of its test part are returned, and compared.
+    """
     from weft.run.train import train
 
     if _has_state(run):
-        train(resume=run, device=device, allow_changes=True)
-        return
-    shutil.rmtree(run, ignore_errors=True)
-    model = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches)}
-    train(cell.data, recipe=cell.recipe, out=run, device=device, **{**model, "run.report": False, **cell.settings})
+        trained = train(resume=run, device=device, allow_changes=True)
+    else:
+        shutil.rmtree(run, ignore_errors=True)
+        settings: dict[str, Any] = {**PROTOCOL, **cell.settings}
+        settings = {"run.report": settings["data.protocol"] == "published", **settings}
+        model = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches)}
+        trained = train(cell.data, recipe=cell.recipe, out=run, device=device, **{**model, **settings})
+    return {name: value for name, value in trained.metrics.items() if isinstance(value, int | float)}
 
 
 def _has_state(run: Path) -> bool:

@@ -13,10 +13,14 @@ from weft.models.registry import check_name, takes_size
 from weft.run.choose import check_settings, choose_recipe, fill
 from weft.run.data import RunData, absolute_paths, open_data
 from weft.run.recipes import find_recipe
+from weft.study.cells.cell import PROTOCOL
 from weft.tasks.registry import task_class
 
 Say = Callable[[str], None]
-OF_EACH_TRAINING = ("data.source", "model.name", "model.args", "run.seed", "run.device", "run.epochs", "run.minutes")
+OF_EACH_TRAINING = (
+    *("data.source", "model.name", "model.args", "run.seed", "run.device"),
+    *("run.epochs", "run.steps", "run.minutes"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class StudyData:
 
 def open_study_data(given: dict[str, Any], recipe: str, device: torch.device, say: Say) -> StudyData:
     """Opens the data of a study; `given`: settings by their full names, among them data.source."""
-    config = override(Config(), {**(find_recipe(recipe) if recipe else {}), **given})
+    config = override(Config(), {**PROTOCOL, **(find_recipe(recipe) if recipe else {}), **given})
     check_settings(config)
     given = {**given, **absolute_paths(config)}
     return StudyData(given, open_data(override(config, given), World(device), say), device)
@@ -92,7 +96,7 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
     source, split = study.data.source, study.data.split
     if not task_class(source.task).whole_pictures:
         raise WeftError(f"{data} holds data to {source.task}; this command compares classifiers only.")
-    if not len(split.val):
+    if not len(split.reported):
         raise WeftError(f"{data} has no validation pictures to compare by; name some with --data.val.")
     recipe = recipe or study.recipe()
     base = study.filled(recipe, {"model.name": models[0]} if models else {})
@@ -112,5 +116,5 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
         channels=base.data.channels,
         size=(size, size),
         pictures=study.pictures,
-        validated=len(split.val),
+        validated=len(split.reported),
     )

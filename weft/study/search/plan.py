@@ -110,6 +110,8 @@ def make_plan(
     if model:
         check_name(model)
         read_space(space, model, {})  # before the pictures are read
+    if given.get("data.protocol") == "published":
+        raise WeftError("A search chooses by its scores, which test pictures are not for; leave out data.protocol.")
     common = prepare_study(data, [model] if model else [], given, recipe, say)
     ((model, args),) = common.models.items()
     return SearchPlan(

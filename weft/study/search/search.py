@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError
 from weft.files import write_text
-from weft.study.cells.cell import SCORES, Cell, read_curve
+from weft.study.cells.cell import PROTOCOL, SCORES, Cell, read_curve
 from weft.study.cells.setup import Say
 from weft.study.cells.workers import run_cells, say_progress
 from weft.study.search.pareto import choose_best
@@ -111,7 +111,7 @@ class Search:
             return not train(resume=run, device=self.device, allow_changes=True).stopped
         self.say(f"supernet: {self.space.size:,} networks with shared weights")
         length = {"run.minutes": SHARES["supernet"] * plan.minutes} if plan.minutes else {"run.epochs": plan.epochs}
-        settings = {**plan.settings, **length}
+        settings = {**PROTOCOL, **plan.settings, **length}
         settings |= {"run.replay": False, "run.compile": False}  # every step is another network
         ends = [*find_extremes(self.costs)]
         args = {"of": plan.model, "choices": plan.choices, "args": plan.args, "points": ends}

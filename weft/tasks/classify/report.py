@@ -98,7 +98,7 @@ class EvaluationPictures:
         self, evaluation: "ClassifyEvaluation", source: "Source", split: "Split", preprocessing: "Preprocessing"
     ):
         self.evaluation, self.source, self.preprocessing = evaluation, source, preprocessing
-        self.where = {source.names[i]: int(i) for i in split.val}
+        self.where = {source.names[i]: int(i) for i in split.reported}
 
     def random(self, most: int, seed: int) -> list[dict[str, Any]]:
         n = len(self.evaluation.names)
