@@ -63,7 +63,8 @@ def bench(
     Parameters
     ----------
     models
-        Names of `weft models` or of timm's, or hf:cvt-13 and hf:cvt-21 of transformers.
+        Names of `weft models` or of timm's, or hf:cvt-13 and hf:cvt-21 of transformers. Arguments of a model follow a
+        colon: cetnet_tiny:ce_unit=dense,ce_layers=3.
     train
         Measure a training step instead of inference.
     compile
