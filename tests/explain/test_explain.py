@@ -206,11 +206,11 @@ def test_a_name_can_bring_its_published_weights(name, pictures, tmp_path, monkey
         assert all(0 < row.local_ratio.mean <= 1 for row in explanation.attention)
 
 
-def test_pretrained_beside_a_run(run, pictures, tmp_path, monkeypatch, command):
+def test_pretrained_beside_a_run(run, pictures, tmp_path, monkeypatch):
     """Each keeps its classes and its size of pictures."""
     published(monkeypatch, tmp_path, "test_vit")
     one, other = open_subjects(str(run), "test_vit", "cpu", pretrained=True)
-    assert (len(one.classes), len(other.classes)) == (2, 1000)
+    assert (len(one.classes), len(other.classes)) == (3, 1000)
     assert (one.preprocessing.size, other.preprocessing.size) == ((24, 24), (160, 160))
     explained = explain_subjects([one, other], str(pictures / "class 0"))
     assert [explanation.pictures for explanation in explained.explanations] == [4, 4]

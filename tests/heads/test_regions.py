@@ -173,7 +173,7 @@ def by_the_rule(proposals, objects, least):
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize(("seed", "objects"), itertools.product(range(10), [0, 1, 6]))
+@pytest.mark.parametrize(("seed", "objects"), [*itertools.product(range(10), [0, 1, 6])])
 def test_low_quality_matches_are_mmdetections(seed, objects):
     generator = torch.Generator().manual_seed(seed)
     corners = torch.rand(40 + objects, 2, generator=generator) * 3

@@ -132,7 +132,7 @@ def test_command_trains_and_prints_json(command):
 
 def test_arguments_of_models_follow_a_colon(command):
     """Under their whole names, so that units of the convolutional embedding can be compared, as in CETNet's 5.2."""
-    other = "cetnet_nano:ce_unit=dense,ce_layers=2"
+    other = "cetnet_nano:ce_unit=dense,ce_layers=3"
     code, out, err = command("bench", "cetnet_nano", "--against", other, "--train", *QUICK, "--json", "-")
     assert code == 0, err
     rows = json.loads(out)["rows"]

@@ -76,7 +76,7 @@ def _random(name: str, like: Subject | None) -> Subject:
 
 
 def class_names(model: Any) -> list[str]:
-    """What ImageNet calls the classes of a published model; their numbers where they are not ImageNet's."""
+    """ImageNet's names of the classes of a published model; their numbers where they are not ImageNet's."""
     subset = infer_imagenet_subset(model)
     known = ImageNetInfo(subset).label_descriptions() if subset else ()
     return list(known) if len(known) == model.num_classes else [f"class {i}" for i in range(model.num_classes)]
