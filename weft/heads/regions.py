@@ -41,9 +41,9 @@ class Proposals(RegionProposalNetwork):
         super().__init__(*parts, **settings)
         self.box_loss = BOX_LOSSES[box_loss]
 
-    def compute_loss(self, *args: Any) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         with self.box_loss():
-            return super().compute_loss(*args)
+            return super().compute_loss(*args, **kwargs)
 
 
 class Regions(RoIHeads):
@@ -77,7 +77,8 @@ def best_of_objects(proposals: Tensor, boxes: Tensor, least: float) -> tuple[Ten
     """
     found = len(proposals) - len(boxes)
     if not found or not len(boxes):
-        return torch.empty(2, 0, dtype=torch.int64, device=boxes.device).unbind()
+        nobody = torch.empty(0, dtype=torch.int64, device=boxes.device)
+        return nobody, nobody
     iou = box_iou(boxes, proposals[:found])  # (m, n)
     best = iou.amax(1, keepdim=True)
     numbers = torch.arange(1, len(boxes) + 1, device=boxes.device)[:, None]
