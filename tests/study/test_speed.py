@@ -186,6 +186,7 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
         (["cvt_nano", "--against", "restnet18"], ["'restnet18'", "'resnet18'"]),
         (["cetnet_nano:ce_unit=dens"], ["ce_unit='dens'", "'dense'"]),
         (["cetnet_nano:ce_units=dense"], ["ce_units", "Did you mean 'ce_unit'?"]),
+        (["cvt_nano", "cvt_nano:depths=[1,1,1]", "--compare", "demo:fashion"], ["measurements of speed", "--compare"]),
         (["cetnet_nano:dense"], ["'dense'", "ce_unit=dense"]),
         (["cetnet_nan:ce_unit=dense"], ["'cetnet_nan'", "Did you mean 'cetnet_nano'?"]),
         (["hf:cvt-14"], ["hf:cvt-14", "hf:cvt-13, hf:cvt-21"]),

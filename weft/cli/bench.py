@@ -232,6 +232,8 @@ def _compare(
     out: str,
 ) -> None:
     """Trains the models at equal budgets and compares them; exit code 1 where a training failed."""
+    if any(":" in model for model in models):
+        raise WeftError("Arguments of a model are for measurements of speed; --compare takes names alone.")
     if len(models) < 2 or len(set(models)) < len(models):
         raise WeftError("Name two or more models to compare: weft bench ceit_nano t2t_vit_7 --compare DATA")
     check_positive(seeds=seeds, jobs=jobs or 1)
