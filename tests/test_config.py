@@ -7,8 +7,31 @@ from hypothesis import strategies as st
 
 from weft import WeftError
 from weft.cli.app import take_keys
-from weft.config import Config, describe_keys, known_keys, override, read_yaml, to_yaml
+from weft.config import Config, describe_keys, known_keys, override, read_yaml, split_model, to_yaml
 from weft.run.train import SHORT, name_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "args"),
+    [
+        ("cvt_13", "cvt_13", {}),
+        ("cetnet_tiny:ce_unit=dense", "cetnet_tiny", {"ce_unit": "dense"}),
+        (
+            "a.b:depths=[2,2,6,2],rate=1e-3,on=true,n=3",
+            "a.b",
+            {"depths": [2, 2, 6, 2], "rate": 1e-3, "on": True, "n": 3},
+        ),
+        ("a:x=none,y=b,c", "a", {"x": None, "y": "b,c"}),
+    ],
+)
+def test_a_model_and_its_arguments(text, name, args):
+    assert split_model(text) == (name, args)
+
+
+@pytest.mark.parametrize("text", ["a:", "a:x", "a:=1", "a:x=", "a:1x=2", "a:x=,y=1"])
+def test_what_is_no_argument_of_a_model(text):
+    with pytest.raises(WeftError, match=f"^{text}: .* is not an argument of a model"):
+        split_model(text)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import math
 import operator
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -103,6 +104,10 @@ class AugmentConfig:
         [], "detection: the short side is one of these, drawn for each picture; empty: img_size"
     )
     long_side: int = key(0, "detection: the long side is at most this; 0: 1.6667 times the short side", least=0)
+    cut_short_sides: list[int] = key(
+        [], "detection: half of the pictures are resized to one of these and cut before that; empty: none"
+    )
+    cut_sides: list[int] = key([384, 600], "detection: height and width of what is cut then, smallest and largest")
     flip: float = key(0.5, "probability of a horizontal flip", least=0, most=1)
     vflip: float = key(0.0, "probability of a vertical flip", least=0, most=1)
     policy: str = key("", "timm's string, such as rand-m9-mstd0.5-inc1, original (AutoAugment), trivial; empty: none")
@@ -205,6 +210,7 @@ class TestConfig:
     short_side: int = key(
         0, "pictures are resized to this short side; 0: segmentation keeps, detection as in training", least=0
     )
+    long_side: int = key(0, "with short_side: the long side is at most this; 0: 1.6667 times the short side", least=0)
     score: float = key(0.05, "detection: answers below this are left out", least=0, below=1)
     nms: float = key(0.5, "detection: of boxes that overlap more than this, the surest stays", above=0, most=1)
     detections: int = key(100, "detection: answers per picture, at most", least=1)
@@ -234,6 +240,18 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
         sections[section][name] = _typed(dotted, value, _sections()[section][name])
         _check_limits(dotted, sections[section][name])
     return Config(**{name: kind(**sections[name]) for name, kind in get_type_hints(Config).items()})
+
+
+def split_model(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments in NAME:key=value,key=value, as a name with arguments is written in a command."""
+    name, colon, rest = text.partition(":")
+    args = {}
+    for item in re.split(r",(?=\w+=)", rest) if colon else ():  # a comma within a list stays
+        argument, _, value = item.partition("=")
+        if not argument.isidentifier() or not value:
+            raise WeftError(f"{text}: {item!r} is not an argument of a model, such as ce_unit=dense.")
+        args[argument] = _plain(value)
+    return name, args
 
 
 def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:

@@ -274,12 +274,14 @@ def test_distortion_is_the_same_at_all_depths(channels: int) -> None:
 # -- pictures and objects ----------------------------------------------------------------------------------------------
 
 
-@given(st.integers(8, 60), st.integers(8, 60), st.integers(4, 60), seeds, st.sampled_from(["random", "resize"]))
-@settings(max_examples=60, deadline=None)
+@given(st.integers(8, 60), st.integers(8, 60), st.integers(4, 60), seeds, st.sampled_from(["random", "resize", "cut"]))
+@settings(max_examples=90, deadline=None)
 def test_objects_follow_the_picture(height: int, width: int, short: int, seed: int, crop: Any) -> None:
     """Boxes and masks lie where the picture, of its own coordinates, says that the objects were."""
     boxes = [[1, 1, width // 2, height - 1], [width // 2, 2, width - 1, height // 2], [0, 0, width, height]]
-    config = AugmentConfig(img_size=short, vflip=0.5, interpolation="bilinear", crop=crop)
+    cut: Any = dict(crop="resize", cut_short_sides=[10, 40], cut_sides=[6, 30])
+    how: Any = cut if crop == "cut" else dict(crop=crop)
+    config = AugmentConfig(img_size=short, vflip=0.5, interpolation="bilinear", **how)
     augmentation = DetectAugmentation(config, COORDINATES)
     found, target = augmentation.pair(coordinates(height, width), rectangles(height, width, boxes), seed)
     if crop == "random":
@@ -311,6 +313,39 @@ def test_sizes_are_detections() -> None:
             DetectAugmentation(config, preprocessing()).pair(scene(40, 50)[0], rectangles(40, 50, []), seed)[0].shape[1]
         )
     assert drawn == {16, 24, 32}
+
+
+def test_half_of_the_pictures_are_cut_as_in_detr() -> None:
+    """Resized to 400, 500 or 600, then 384 to 600 of height and width cut, then the short side 480 to 800."""
+    config = AugmentConfig(
+        short_sides=[480, 800], long_side=1333, cut_short_sides=[400, 500, 600], cut_sides=[384, 600], flip=0.0
+    )
+    augmentation = DetectAugmentation(config, preprocessing())
+    views = []
+    for seed in range(600):
+        random.seed(seed)
+        views.append(augmentation._view((480, 640)))
+    cut = [view for view in views if view.box != (0, 0, 480, 640)]
+    assert 0.42 < len(cut) / len(views) < 0.58
+    assert {view.size for view in views if view not in cut} == {(480, 640), (800, 1067)}
+    # What may be cut of a picture of 480 x 640: at 400 x 533, at 500 x 667, and at 600 x 800.
+    seen = set()
+    for view in cut:
+        top, left, height, width = view.box
+        assert 0 <= top <= 480 - height
+        assert 0 <= left <= 640 - width
+        fits = [
+            first
+            for first, (tall, wide) in {400: (400, 533), 500: (500, 600), 600: (600, 600)}.items()
+            if 383 <= height * first / 480 <= tall + 1 and 383 <= width * first / 480 <= wide + 1
+        ]
+        assert fits
+        seen |= set(fits) if len(fits) == 1 else set()
+        scale = min(s / side for s, side in zip(view.size, (height, width), strict=True))
+        assert min(view.size) in (480, 800)
+        assert view.size == pytest.approx((height * scale, width * scale), abs=3)  # the shape is kept
+        assert max(view.size) <= 1333
+    assert seen == {400, 500, 600}
 
 
 def test_what_is_left_out() -> None:

@@ -120,7 +120,12 @@ def test_other_segmenters_resume_exactly_too(monkeypatch, data, tmp_path, change
     "changes",
     [
         dict(head="faster-rcnn"),
-        dict(augment__crop="resize", augment__short_sides=[24, 32, 40]),
+        dict(
+            augment__crop="resize",
+            augment__short_sides=[24, 32, 40],
+            augment__cut_short_sides=[24, 30],
+            augment__cut_sides=[16, 28],
+        ),
         dict(model="vitae_nano", model__args={}),
         dict(run__precision="bf16"),
         dict(data__balance="sampler", optim__name="sgd"),

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import nn
@@ -29,7 +30,7 @@ from weft.explain.page import _chart
 from weft.explain.pictures import find_masks, label_of, read_pictures
 from weft.explain.saliency import grad_cam
 from weft.report.figures import FORMATS, INKS
-from weft.run.subjects import open_subject, told_apart
+from weft.run.subjects import open_subject, open_subjects, told_apart
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,61 @@ def test_a_name_is_a_model_with_random_weights(pictures):
     assert any("at least 4 pictures" in note for note in explanation.notes)
     assert {exhibit.kind for exhibit in found} <= READING.keys()
     assert all(title(exhibit) and reading(exhibit).count(".") >= 2 for exhibit in found)
+
+
+def published(monkeypatch, folder, name):
+    """A model whose published weights are a file."""
+    torch.manual_seed(7)
+    model = timm.create_model(name)
+    torch.save(model.state_dict(), folder / f"{name}.pth")
+    cfg = replace(timm.get_pretrained_cfg(name), file=str(folder / f"{name}.pth"))
+    monkeypatch.setitem(timm.models._registry._model_pretrained_cfgs, name, cfg)
+    return model
+
+
+@pytest.mark.parametrize("name", ["vt_resnet_nano", "test_vit"])  # timm's ViT has the layers of ViT-B/16
+def test_a_name_can_bring_its_published_weights(name, pictures, tmp_path, monkeypatch):
+    """Weights, classes and preprocessing are those of the file's author; attention is read, as in VT's figure 5."""
+    model = published(monkeypatch, tmp_path, name)
+    subject = open_subject(name, "cpu", pretrained=True)
+    assert subject.trained
+    assert subject.name == f"{name}, pretrained"
+    for one, other in zip(subject.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert (subject.classes[0], subject.classes[999]) == (
+        "tench, Tinca tinca",
+        "toilet tissue, toilet paper, bathroom tissue",
+    )
+    assert subject.preprocessing.size == timm.get_pretrained_cfg(name).input_size[1:]
+    explanation = explain(subject, GivenPictures(str(pictures / "class 0" / "0.png")))
+    assert explanation.attention
+    if name == "test_vit":
+        assert all(0 < row.local_ratio.mean <= 1 for row in explanation.attention)
+
+
+def test_pretrained_beside_a_run(run, pictures, tmp_path, monkeypatch):
+    """Each keeps its classes and its size of pictures."""
+    published(monkeypatch, tmp_path, "test_vit")
+    one, other = open_subjects(str(run), "test_vit", "cpu", pretrained=True)
+    assert (len(one.classes), len(other.classes)) == (3, 1000)
+    assert (one.preprocessing.size, other.preprocessing.size) == ((24, 24), (160, 160))
+    explained = explain_subjects([one, other], str(pictures / "class 0"))
+    assert [explanation.pictures for explanation in explained.explanations] == [4, 4]
+
+
+def test_pretrained_weights_that_cannot_be_had(run, pictures, command, monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise OSError("We couldn't connect to the hub.\nCheck your connection.")
+
+    refused(command("explain", run, pictures, "--init", "pretrained"), "--init pretrained", "names")
+    refused(command("explain", "cvt_nano", pictures, "--init", "pretrained"), "No pretrained weights of cvt_nano")
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", unreachable)
+    monkeypatch.setattr("timm.models._builder.load_custom_from_hf", unreachable)
+    refused(
+        command("explain", "vit_tiny_patch16_224", pictures, "--init", "pretrained"),
+        "No pretrained weights of vit_tiny_patch16_224 can be had",
+        "connect to the hub.",
+    )
 
 
 class Plain(nn.Module):

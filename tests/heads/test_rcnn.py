@@ -156,6 +156,10 @@ def test_is_built_again_from_json():
         ("mask-rcnn", dict(anchor_sizes=[8, 16, 32, 64, "x"]), "positive"),
         ("mask-rcnn", dict(anchor_ratios=[-1]), "anchor_ratios"),
         ("mask-rcnn", dict(anchor_ratios=2), "anchor_ratios"),
+        ("mask-rcnn", dict(box_loss="l2"), "box_loss='l2'.*'smooth-l1', 'l1'"),
+        ("mask-rcnn", dict(roi_sampling=-1), "roi_sampling=-1"),
+        ("mask-rcnn", dict(roi_aligned="yes"), "roi_aligned='yes'"),
+        ("mask-rcnn", dict(low_quality_matches=1), "low_quality_matches=1"),
     ],
 )
 def test_wrong_arguments_are_told(head, args, message):

@@ -168,6 +168,25 @@ def test_settings_of_use_can_be_changed(segmenter, pictures):
         weft.load(segmenter, settings={"test.scale": 1})
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"test.short_side": 512}, (320, 853)),  # 1.6667 times as long, at most
+        ({"test.short_side": 512, "test.long_side": 2048}, (512, 1365)),  # Swin's (2048, 512) on ADE20K
+        ({"test.short_side": 512, "test.long_side": 1024}, (384, 1024)),
+    ],
+)
+def test_the_long_side_has_its_own_limit(segmenter, settings, size):
+    """A picture of 600 x 1600, as mmsegmentation resizes it: by the smaller of both ratios."""
+    assert weft.load(segmenter, settings=settings).preprocessing.fitted(600, 1600) == size
+
+
+@pytest.mark.parametrize("settings", [{"test.long_side": 800}, {"test.short_side": 512, "test.long_side": 300}])
+def test_a_long_side_needs_a_short_one(segmenter, settings):
+    with pytest.raises(WeftError, match=r"test\.long_side=\d+ needs a test\.short_side"):
+        weft.load(segmenter, settings=settings)
+
+
 def test_pictures_too_large_for_the_device_stop_nobody(segmenter, pictures):
     predictor = weft.load(segmenter)
     infer = predictor.task.infer

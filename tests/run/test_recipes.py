@@ -50,6 +50,11 @@ VT_FPN = {
 MASK_RCNN = {
     "data.task": "detect", "augment.short_sides": list(range(480, 801, 32)), "augment.long_side": 1333,
     "augment.flip": 0.5, "augment.photometric": 0.0, "optim.schedule": "step", "optim.gamma": 0.1, "run.sync_bn": True,
+    "augment.cut_short_sides": [400, 500, 600], "augment.cut_sides": [384, 600],
+    "model.head_args": {  # mmdetection's Mask R-CNN
+        "anchor_sizes": [32, 64, 128, 256, 512], "roi_aligned": True, "roi_sampling": 0, "box_loss": "l1",
+        "low_quality_matches": True,
+    },
 }  # fmt: skip
 
 
@@ -165,19 +170,22 @@ PUBLISHED = {
         {
             "data.task": "segment", "optim.schedule": "poly", "optim.power": 1.0, "augment.flip": 0.5,
             "augment.rescale": [0.5, 2.0], "augment.class_limit": 0.75, "augment.photometric": 1.0,
-            "test.short_side": 512, "test.mode": "whole", "loss.kind": "ce", "loss.aux_weight": 0.4,
-            "run.sync_bn": True,
+            "test.short_side": 512, "test.long_side": 2048, "test.mode": "whole", "run.sync_bn": True,
+            "loss.kind": "ce", "loss.aux_weight": 0.4,
         },
         size=512, epochs=math.ceil(160_000 * 16 / 20_210), batch=16,
         warmup=pytest.approx(1500 * 16 / 20_210, rel=0.01), decay=0.01, name="cetnet_tiny", head="upernet",
+        drop_path=0.3,  # Swin's rates of dense training, not those of its classifiers
     ),
     "cetnet-mask-rcnn-1x": settings(
         ADAMW, MASK_RCNN, {"optim.milestones": [8, 11]}, size=800, epochs=12, batch=16,
         warmup=pytest.approx(1000 * 16 / COCO, rel=0.01), decay=0.05, name="cetnet_tiny", head="mask-rcnn",
+        drop_path=0.1,
     ),
     "cetnet-mask-rcnn-3x": settings(
         ADAMW, MASK_RCNN, {"optim.milestones": [27, 33]}, size=800, epochs=36, batch=16,
         warmup=pytest.approx(1000 * 16 / COCO, rel=0.01), decay=0.05, name="cetnet_tiny", head="mask-rcnn",
+        drop_path=0.2,
     ),
 }  # fmt: skip
 # First, highest and last learning rate at the recipe's own batch: of the first step, and where the schedule has ended.

@@ -130,6 +130,20 @@ def test_command_trains_and_prints_json(command):
     assert [row["model"] for row in found["rows"]] == ["cvt_nano"]
 
 
+def test_arguments_of_models_follow_a_colon(command):
+    """Under their whole names, so that units of the convolutional embedding can be compared, as in CETNet's 5.2."""
+    other = "cetnet_nano:ce_unit=dense,ce_layers=3"
+    code, out, err = command("bench", "cetnet_nano", "--against", other, "--train", *QUICK, "--json", "-")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [row["model"] for row in rows] == ["cetnet_nano", other]
+    assert rows[0]["peer"] == other
+    usual, dense = (make_model(row["model"], SpeedSettings(img_size=32, fast=False)) for row in rows)
+    layers = [len(list(model.stages[1].embed.modules())) for model in (usual, dense)]
+    assert layers[0] != layers[1]
+    assert make_model(other, SpeedSettings(img_size=32, train=True)).__class__.__name__ != type(usual).__name__
+
+
 @pytest.mark.parametrize(
     ("options", "form", "says"),
     [
@@ -170,6 +184,11 @@ def test_one_model_that_does_not_fit(command, monkeypatch):
     [
         (["cvt_nan"], ["'cvt_nan'", "Did you mean 'cvt_nano'?"]),
         (["cvt_nano", "--against", "restnet18"], ["'restnet18'", "'resnet18'"]),
+        (["cetnet_nano:ce_unit=dens"], ["ce_unit='dens'", "'dense'"]),
+        (["cetnet_nano:ce_units=dense"], ["ce_units", "Did you mean 'ce_unit'?"]),
+        (["cvt_nano", "cvt_nano:depths=[1,1,1]", "--compare", "demo:fashion"], ["measurements of speed", "--compare"]),
+        (["cetnet_nano:dense"], ["'dense'", "ce_unit=dense"]),
+        (["cetnet_nan:ce_unit=dense"], ["'cetnet_nan'", "Did you mean 'cetnet_nano'?"]),
         (["hf:cvt-14"], ["hf:cvt-14", "hf:cvt-13, hf:cvt-21"]),
         (["cvt_nano", "--against", "resnet18", "resnet34"], ["2 peers for 1 models"]),
         ([], ["weft models"]),

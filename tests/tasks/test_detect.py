@@ -28,6 +28,7 @@ from weft.errors import WeftError
 from weft.heads.rcnn import make_detector
 from weft.run.evaluate import evaluate
 from weft.run.predictor import Predictor
+from weft.tasks.detect.choose import check_settings
 from weft.tasks.detect.coco import Detections, Precision, pasted, restore, run_lengths
 from weft.tasks.detect.evaluate import DetectEvaluation
 from weft.tasks.detect.task import Detect
@@ -459,3 +460,18 @@ def test_learns_two_pictures():
     result = evaluated(task, model.eval(), batch)
     assert result["box_ap50"] > 0.9
     assert result["mask_ap50"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"augment.cut_sides": [600, 384]}, r"cut_sides=\[600, 384\] must be the smallest and the largest side"),
+        ({"augment.cut_sides": [384]}, "cut_sides"),
+        ({"augment.cut_short_sides": [400, 0]}, "cut_short_sides.*positive"),
+        ({"augment.cut_short_sides": [400], "augment.crop": "random"}, "choose augment.crop=resize"),
+    ],
+)
+def test_cuts_that_cannot_be(values, words):
+    config = {"data.task": "detect", "model.head": "mask-rcnn", **values}
+    with pytest.raises(WeftError, match=words):
+        check_settings(override(Config(), config))

@@ -63,7 +63,8 @@ def bench(
     Parameters
     ----------
     models
-        Names of `weft models` or of timm's, or hf:cvt-13 and hf:cvt-21 of transformers.
+        Names of `weft models` or of timm's, or hf:cvt-13 and hf:cvt-21 of transformers. Arguments of a model follow a
+        colon: cetnet_tiny:ce_unit=dense,ce_layers=3.
     train
         Measure a training step instead of inference.
     compile
@@ -231,6 +232,8 @@ def _compare(
     out: str,
 ) -> None:
     """Trains the models at equal budgets and compares them; exit code 1 where a training failed."""
+    if any(":" in model for model in models):
+        raise WeftError("Arguments of a model are for measurements of speed; --compare takes names alone.")
     if len(models) < 2 or len(set(models)) < len(models):
         raise WeftError("Name two or more models to compare: weft bench ceit_nano t2t_vit_7 --compare DATA")
     check_positive(seeds=seeds, jobs=jobs or 1)

@@ -1,6 +1,7 @@
 """The command that looks into a model: `weft explain`."""
 
 from pathlib import Path
+from typing import Literal
 
 from weft.cli.options import Names, progress_of
 from weft.errors import WeftError, check_writable
@@ -11,6 +12,7 @@ def explain(
     /,
     *pictures: str,
     against: str = "",
+    init: Literal["random", "pretrained"] = "random",
     out: Path | None = None,
     layer: Names = [],  # noqa: B006  cyclopts never changes it
     masks: str = "",
@@ -22,11 +24,14 @@ def explain(
     Parameters
     ----------
     run
-        A run or model folder; or the name of a model, which then has random weights.
+        A run or model folder; or the name of a model of `weft models` or of timm's.
     pictures
         Files, folders with all below them, or patterns such as "*.jpg"; the first are drawn, all are measured.
     against
         Another run, or the name of a model, to show side by side.
+    init
+        The weights of models given by name: random, which shows what the architecture does by itself, or pretrained,
+        the published ones, with their classes and their size of pictures.
     out
         The folder to make, with a page, figures (PNG, SVG) and explain.json; by default explain-RUN here.
     layer
@@ -46,7 +51,7 @@ def explain(
     from weft.explain.compare import explain_subjects
     from weft.run.subjects import open_subjects
 
-    subjects = open_subjects(run, against, device)
+    subjects = open_subjects(run, against, device, pretrained=init == "pretrained")
     with progress_of("steps", quiet=False) as progress:
         explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
         page = explained.write(out, progress)

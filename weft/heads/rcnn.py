@@ -7,8 +7,8 @@
 | mask head | four convolutions, up by 2, one mask of 28 x 28 for each class | He et al. 2017 |
 | proposals | 1000 kept of 2000 (training) or 1000 (test) per level | mmdetection, which the papers used |
 
-Deviation from mmdetection: background has its own box and mask outputs, as everywhere in torchvision, some thousand
-weights that are not trained.
+`roi_aligned`, `roi_sampling`, `box_loss` and `low_quality_matches` are torchvision's by default; `weft.heads.regions`
+has the other reading of each, mmdetection's. What differs from that even then stands in docs/detection.md.
 """
 
 import math
@@ -20,19 +20,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FasterRCNN, FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
-from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from weft.config import TestConfig
-from weft.errors import WeftError, check_choice, check_positive
+from weft.errors import WeftError, check_choice, check_positive, check_switch
 from weft.heads import DETECTORS, check_args
 from weft.heads.features import Features
 from weft.heads.fpn import group_norm
+from weft.heads.regions import BOX_LOSSES, Proposals, Regions, region_pool
 
 LEVELS = 5  # strides 4, 8, 16, 32, 64
 SMALLEST_ANCHOR, LARGEST_FIRST_ANCHOR = 4, 32
@@ -50,12 +51,20 @@ class RCNNArgs:
     box_width: int = 1024
     proposals: int = 1000  # kept of each picture for the second stage
     roi_samples: int = 512  # proposals of each picture that the second stage learns from
+    roi_aligned: bool = False  # the corners of regions at their places; False: half a pixel of the map off
+    roi_sampling: int = 2  # points on each side of a bin of a region; 0: as many as it has pixels of the map
+    box_loss: Literal["smooth-l1", "l1"] = "smooth-l1"  # of both stages
+    low_quality_matches: bool = False  # an object's best proposal is its own, even if it overlaps another one more
 
     def __post_init__(self) -> None:
         check_positive(
             channels=self.channels, box_width=self.box_width, proposals=self.proposals, roi_samples=self.roi_samples
         )
         check_choice("norm", self.norm, tuple(NORMS))
+        check_choice("box_loss", self.box_loss, tuple(BOX_LOSSES))
+        check_switch(roi_aligned=self.roi_aligned, low_quality_matches=self.low_quality_matches)
+        if self.roi_sampling != 0:
+            check_positive(roi_sampling=self.roi_sampling)
         if not isinstance(self.anchor_ratios, list | tuple):
             raise WeftError(f"anchor_ratios={self.anchor_ratios!r} is not a list; give one such as [0.5, 1, 2].")
         if not isinstance(self.anchor_sizes, list | tuple) or len(self.anchor_sizes) != LEVELS:
@@ -90,35 +99,53 @@ def make_detector(
 
 def _built(features: Features, head: str, classes: int, args: RCNNArgs, test: TestConfig) -> GeneralizedRCNN:
     width, norm = args.channels, NORMS[args.norm]
-    anchors = AnchorGenerator(args.levels, (tuple(args.anchor_ratios),) * LEVELS)
-    settings: dict[str, Any] = dict(
-        rpn_anchor_generator=anchors,
-        rpn_head=RPNHead(width, anchors.num_anchors_per_location()[0], conv_depth=1 if norm is None else 2),
-        rpn_pre_nms_top_n_train=2 * args.proposals,
-        rpn_pre_nms_top_n_test=args.proposals,
-        rpn_post_nms_top_n_train=args.proposals,
-        rpn_post_nms_top_n_test=args.proposals,
-        box_head=_box_head(args),
-        box_predictor=FastRCNNPredictor(args.box_width, classes + 1),
-        box_score_thresh=test.score,
-        box_nms_thresh=test.nms,
-        box_detections_per_img=test.detections,
-        box_batch_size_per_image=args.roi_samples,
-    )
+    proposals = _proposals(args)
+    box_head, box_predictor = _box_head(args), FastRCNNPredictor(args.box_width, classes + 1)
     pyramid = FeaturePyramid(features, width, norm)
-    if head == "faster-rcnn":
-        detector: GeneralizedRCNN = FasterRCNN(pyramid, **settings)
-    else:
-        mask_head = MaskRCNNHeads(width, [width] * 4, 1, norm_layer=norm)
-        detector = MaskRCNN(
-            pyramid, mask_head=mask_head, mask_predictor=MaskRCNNPredictor(width, width, classes + 1), **settings
+    masks: dict[str, Any] = {}
+    if head == "mask-rcnn":
+        masks = dict(
+            mask_roi_pool=region_pool(14, args.roi_sampling, args.roi_aligned),
+            mask_head=MaskRCNNHeads(width, [width] * 4, 1, norm_layer=norm),
+            mask_predictor=MaskRCNNPredictor(width, width, classes + 1),
         )
-    detector.transform = AsGiven()
-    heads: Any = detector.rpn.head, detector.roi_heads.box_predictor, detector.roi_heads.mask_predictor
-    for part in heads:
+    regions = Regions(
+        region_pool(7, args.roi_sampling, args.roi_aligned),
+        box_head,
+        box_predictor,
+        fg_iou_thresh=0.5,
+        bg_iou_thresh=0.5,
+        batch_size_per_image=args.roi_samples,
+        positive_fraction=0.25,
+        bbox_reg_weights=None,
+        score_thresh=test.score,
+        nms_thresh=test.nms,
+        detections_per_img=test.detections,
+        box_loss=args.box_loss,
+        low_quality_matches=args.low_quality_matches,
+        **masks,
+    )
+    for part in (proposals.head, box_predictor, masks.get("mask_predictor")):
         if part is not None:
             part.register_forward_hook(_in_float32)
-    return detector
+    return GeneralizedRCNN(pyramid, proposals, regions, AsGiven())
+
+
+def _proposals(args: RCNNArgs) -> Proposals:
+    anchors = AnchorGenerator(args.levels, (tuple(args.anchor_ratios),) * LEVELS)
+    depth = 1 if args.norm == "none" else 2
+    return Proposals(
+        anchors,
+        RPNHead(args.channels, anchors.num_anchors_per_location()[0], conv_depth=depth),
+        fg_iou_thresh=0.7,
+        bg_iou_thresh=0.3,
+        batch_size_per_image=256,
+        positive_fraction=0.5,
+        pre_nms_top_n={"training": 2 * args.proposals, "testing": args.proposals},
+        post_nms_top_n={"training": args.proposals, "testing": args.proposals},
+        nms_thresh=0.7,
+        box_loss=args.box_loss,
+    )
 
 
 def _box_head(args: RCNNArgs) -> nn.Module:

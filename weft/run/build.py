@@ -63,7 +63,8 @@ def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
     return args
 
 
-def create(name: str, args: dict[str, Any], classes: int, channels: int, pretrained: bool) -> nn.Module:
+def create(name: str, args: dict[str, Any], classes: int | None, channels: int | None, pretrained: bool) -> nn.Module:
+    """timm's model of this name, for so many classes and channels; None: as many as it was published with."""
     try:
         return timm.create_model(name, pretrained, num_classes=classes, in_chans=channels, **args)
     except WeftError:

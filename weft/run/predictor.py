@@ -26,7 +26,7 @@ from weft.explain.maps import trunk_of
 from weft.explain.subject import Subject
 from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
-from weft.tasks.choose import LONG_SIDE
+from weft.tasks.choose import size_in_use
 from weft.tasks.registry import UNNAMED, task_class
 from weft.tasks.task import Task, TaskFacts
 
@@ -196,9 +196,8 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
     config = override(config, {**used, **(settings or {})})
     preprocessing = entry.get("preprocessing")
     preprocessing = Preprocessing.from_dict(preprocessing) if preprocessing else timms_preprocessing(model)
-    if config.test.short_side and not kind.whole_pictures:
-        size = (config.test.short_side, round(LONG_SIDE * config.test.short_side))
-        preprocessing = replace(preprocessing, size=size)
+    if not kind.whole_pictures:
+        preprocessing = replace(preprocessing, size=size_in_use(config.test, preprocessing.size))
     facts = TaskFacts(
         classes=stored.get("label_names") or [str(i) for i in range(stored["num_classes"])],
         preprocessing=preprocessing,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from weft.config import Config
+from weft.config import Config, TestConfig
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
@@ -62,11 +62,17 @@ def window_size(config: Config) -> tuple[int, int]:
     return config.augment.img_size, config.augment.long_side or config.augment.img_size
 
 
+def size_in_use(test: TestConfig, size: tuple[int, int]) -> tuple[int, int]:
+    """The short side and the longest long side of a picture in use; `size` where nothing else was asked for."""
+    if test.long_side and not 0 < test.short_side <= test.long_side:
+        raise WeftError(f"test.long_side={test.long_side} needs a test.short_side, which must not be longer.")
+    return (test.short_side, test.long_side or round(LONG_SIDE * test.short_side)) if test.short_side else size
+
+
 def dense_preprocessing(config: Config, report: DataReport, size: tuple[int, int] = (0, 0)) -> Preprocessing:
     """Whole pictures, fitted into `size`, or into what test.short_side gives; (0, 0): as large as they are."""
-    short = config.test.short_side
     return Preprocessing(
-        size=(short, round(LONG_SIDE * short)) if short else size,
+        size=size_in_use(config.test, size),
         channels=config.data.channels,
         depth=report.depth,
         mean=(0.0,) * config.data.channels,

@@ -111,7 +111,8 @@ class SegmentAugmentation:
 class DetectAugmentation:
     """Resize, mirror, distort colours: a picture and the objects in it, without crowds.
 
-    The short side is drawn from `augment.short_sides`. With `augment.crop=random` the picture is resized as for
+    The short side is drawn from `augment.short_sides`; with `augment.cut_short_sides` that is for half of the pictures
+    the short side of a part, cut as DETR does it. With `augment.crop=random` the picture is resized as for
     segmentation instead, by a factor from `augment.rescale`, and a window of `augment.img_size` is cut (large-scale
     jitter): objects are cut with it, and their boxes drawn anew around what is left of their shapes. Objects of which
     less than a pixel remains are left out.
@@ -138,7 +139,11 @@ class DetectAugmentation:
             part, size = random_part(whole, self.preprocessing, (cfg.img_size, cfg.img_size), cfg.rescale)
             return CropView(random_place(part, whole), size)
         short = random.choice(cfg.short_sides or [cfg.img_size])
-        return CropView((0, 0, *whole), fit(whole, (short, cfg.long_side or round(1.6667 * short))))
+        limits = short, cfg.long_side or round(1.6667 * short)
+        if cfg.cut_short_sides and random.random() < 0.5:
+            part, cut = random_cut(whole, cfg)
+            return CropView(random_place(part, whole), fit(cut, limits))
+        return CropView((0, 0, *whole), fit(whole, limits))
 
 
 def random_part(
@@ -152,6 +157,20 @@ def random_part(
         size.append(min(scaled, most))
         part.append(max(1, round(side * size[-1] / scaled)))
     return (part[0], part[1]), (size[0], size[1])
+
+
+def random_cut(whole: tuple[int, int], config: AugmentConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How much of a picture's height and width is cut out where it was resized first, and how large that is then.
+
+    The picture itself is resized only once, from the part to what is shown of it.
+    """
+    short = random.choice(config.cut_short_sides)
+    least, most = config.cut_sides
+    part, cut = [], []
+    for side, resized in zip(whole, fit(whole, (short, config.long_side or round(1.6667 * short))), strict=True):
+        cut.append(random.randint(min(resized, least), min(resized, most)))
+        part.append(max(1, round(side * cut[-1] / resized)))
+    return (part[0], part[1]), (cut[0], cut[1])
 
 
 def random_place(part: tuple[int, int], whole: tuple[int, int]) -> Box:

@@ -1,4 +1,4 @@
-"""Models whose speed can be measured: Weft's, timm's, and CvT as transformers has it."""
+"""Models whose speed can be measured: Weft's and timm's, with arguments after a colon, and transformers' CvT."""
 
 import importlib
 from collections.abc import Sequence
@@ -8,17 +8,22 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+from weft.config import split_model
 from weft.errors import WeftError, did_you_mean
 from weft.models.registry import check_name, list_models, takes_size
+from weft.study.search.space import create_network
 
 HUGGING_FACE = {"hf:cvt-13": [1, 2, 10], "hf:cvt-21": [1, 4, 16]}  # blocks of the three stages
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises for a name that neither Weft nor timm nor our short list of transformers' models has."""
+    """Raises for a name that neither Weft nor timm nor our list of transformers' models has, or a wrong argument."""
     for name in names:
         if not name.startswith("hf:"):
-            check_name(name)
+            model, args = split_model(name)
+            check_name(model)
+            if args:
+                create_network(model, {**args, "device": "meta"})
         elif name not in HUGGING_FACE:
             known = ", ".join(HUGGING_FACE)
             raise WeftError(
@@ -33,7 +38,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def is_ours(name: str) -> bool:
-    return name.split(".")[0] in _our_names()
+    return name not in HUGGING_FACE and split_model(name)[0].split(".")[0] in _our_names()
 
 
 @cache
@@ -45,8 +50,9 @@ def build(name: str, img_size: int) -> nn.Module:
     """A model with random weights for 1,000 classes and pictures of this size."""
     if name in HUGGING_FACE:
         return _Cvt(HUGGING_FACE[name])
-    size: dict[str, Any] = {"img_size": img_size} if _takes_size(name) else {}
-    return timm.create_model(name, **size)
+    model, args = split_model(name)
+    size: dict[str, Any] = {"img_size": img_size} if _takes_size(model) else {}
+    return timm.create_model(model, **{**size, **args})
 
 
 _takes_size = cache(takes_size)
@@ -55,7 +61,7 @@ _takes_size = cache(takes_size)
 def own_size(name: str) -> int:
     """The side of the pictures that a model was made for."""
     check_names([name])
-    cfg = None if name in HUGGING_FACE else timm.get_pretrained_cfg(name)
+    cfg = None if name in HUGGING_FACE else timm.get_pretrained_cfg(split_model(name)[0])
     return cfg.input_size[-1] if cfg else 224
 
 

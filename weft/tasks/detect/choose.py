@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from weft.config import Config
+from weft.config import AugmentConfig, Config
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
@@ -67,3 +67,14 @@ def check_settings(config: Config) -> None:
         "test.flip": config.test.flip,
     }
     check_dense_settings(config, others)
+    _check_cut(config.augment)
+
+
+def _check_cut(augment: AugmentConfig) -> None:
+    sides = augment.cut_sides
+    if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
+        raise WeftError(f"augment.cut_sides={sides} must be the smallest and the largest side, such as [384, 600].")
+    if min(augment.cut_short_sides, default=1) < 1:
+        raise WeftError(f"augment.cut_short_sides={augment.cut_short_sides} must be positive.")
+    if augment.cut_short_sides and augment.crop == "random":
+        raise WeftError("augment.cut_short_sides and augment.crop=random both cut; choose augment.crop=resize.")
