@@ -23,6 +23,10 @@ convolutions, linear layers and all other matrix products; norms, activations an
 """
 COLUMNS = "| table | row | switches | pixels | parameters | paper | difference | MACs | paper | difference |"
 REPLACED = "| table | part | before | after | pixels | parameters | times less | paper | MACs | times less | paper |"
+REPLACED_REMARK = (
+    "What VT puts in the place of a part of a network: costs of both, and how many times less the second has. An FPN "
+    "is all between the backbone and the semantic head."
+)
 PARTS = {"stage 5": ("layer4", "vt"), "FPN": ("head.pyramid", "head.pyramid")}  # in the model before and after
 
 
@@ -132,8 +136,7 @@ def head(paper: Paper) -> str:
 
 
 def replacements_head() -> str:
-    words = "What VT puts in the place of a part of a network, and how many times less it has; of each pair the first is before."
-    return f"\n{words}\n\n{_table_head(REPLACED)}"
+    return f"\n{REPLACED_REMARK}\n\n{_table_head(REPLACED)}"
 
 
 def _table_head(columns: str) -> str:

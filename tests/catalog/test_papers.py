@@ -44,7 +44,7 @@ def test_what_vt_replaces(row):
 
 
 def test_last_stages_of_resnets():
-    """Known: 8.394 M and 411.0 M, 13.114 M and 642.3 M; and what is around the VT modules is the rest of the network."""
+    """As is known, 8.394 M and 411.0 M, 13.114 M and 642.3 M; and the parts of a VT-ResNet are all that it has."""
     for name, parameters, macs in (("resnet18", 8_393_728, 411.0e6), ("resnet34", 13_114_368, 642.3e6)):
         found = counts.count_part(counts.build(name, {}), "layer4", 224)
         assert found == (parameters, pytest.approx(macs, rel=1e-3))

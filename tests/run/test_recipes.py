@@ -276,7 +276,7 @@ def test_models_bring_their_stochastic_depth(name, rate):
     [("vt_resnet18_table8", 2), ("vt_resnet34_table8", 2), ("vt_resnet50", 2), ("vt_resnet101", 2), ("resnet18", 0)],
 )
 def test_dropout_of_vts_advanced_recipe(model, tokens):
-    """Before the classifier, and in every transformer; a plain ResNet, which table 8 has as well, has no transformer."""
+    """Before the classifier, and in every transformer; the plain ResNets of table 8 have none of these."""
     config = override(config_of("vt-advanced"), {"model.name": model})
     made = create(model, {**model_args(config.model, (64, 64)), "device": "meta"}, 10, 3, False)
     assert made.drop_rate == 0.2 if model == "resnet18" else made.head_drop.p == 0.2

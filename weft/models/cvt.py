@@ -14,8 +14,8 @@ Defaults are those of the released code, which loads its checkpoints. Where it d
     - the class token skips the convolution of the projection, but not its linear half;
     - only the last stage drops paths.
 CvT-13-NAS was never released; `cvt_13_nas` is the reading of its one sentence that fits table 3, 18 M parameters and
-4.1 G, as the other rows of that table are counted. Another reading fits the sentence better, and the 4.1 G where attention
-is left out: `stride_kv=(2, 1, (1,) * 7 + (2,) * 3), mlp_ratio=(2.0, 4.0, (4.0,) * 7 + (2.0,) * 3)`.
+4.1 G, as the other rows of that table are counted. Another reading fits the sentence better, and the 4.1 G where
+attention is left out: `stride_kv=(2, 1, (1,) * 7 + (2,) * 3), mlp_ratio=(2.0, 4.0, (4.0,) * 7 + (2.0,) * 3)`.
 `cvt_nano` is Weft's own, for pictures of 28 to 96 pixels.
 """
 
