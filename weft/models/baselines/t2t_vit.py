@@ -145,7 +145,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "t2t_vit_24": dict(embed_dim=512, depth=24, num_heads=8, mlp_ratio=3.0, drop_path_rate=0.1),
 }
 SOFTMAX = dict(token_attention="softmax", token_drop_rate=0.0)
-VARIANTS |= {f"t2t_vit_t_{depth}": dict(VARIANTS[f"t2t_vit_{depth}"], **SOFTMAX) for depth in (14, 19, 24)}
+VARIANTS.update({f"t2t_vit_t_{depth}": dict(VARIANTS[f"t2t_vit_{depth}"], **SOFTMAX) for depth in (14, 19, 24)})
 
 
 _cfg = partial(
@@ -183,10 +183,10 @@ register_variants(
     {
         "t2t_vit_7": "T2T-ViT-7, 4.3 M parameters.",
         "t2t_vit_14": "T2T-ViT-14, 21.5 M parameters.",
-        "t2t_vit_19": "T2T-ViT-19, 39.2 M parameters.",
-        "t2t_vit_24": "T2T-ViT-24, 64.1 M parameters.",
+        "t2t_vit_19": "T2T-ViT-19, 39.1 M parameters.",
+        "t2t_vit_24": "T2T-ViT-24, 64.0 M parameters.",
         "t2t_vit_t_14": "T2T-ViT_t-14, whose tokens are made with softmax attention, 21.5 M parameters.",
-        "t2t_vit_t_19": "T2T-ViT_t-19, whose tokens are made with softmax attention, 39.2 M parameters.",
-        "t2t_vit_t_24": "T2T-ViT_t-24, whose tokens are made with softmax attention, 64.1 M parameters.",
+        "t2t_vit_t_19": "T2T-ViT_t-19, whose tokens are made with softmax attention, 39.1 M parameters.",
+        "t2t_vit_t_24": "T2T-ViT_t-24, whose tokens are made with softmax attention, 64.0 M parameters.",
     },
 )
