@@ -29,6 +29,8 @@ REPLACED_REMARK = (
 )
 PARTS = {"stage 5": ("layer4", "vt"), "FPN": ("head.pyramid", "head.pyramid")}  # in the model before and after
 
+HEADS = {"FPN": ("fpn", "vt-fpn")}
+
 
 class DetectorPass(nn.Module):
     """A detector on one picture, as mmdetection counts it: 1,000 proposals have a box, the first 100 of them a mask."""
@@ -62,11 +64,9 @@ def count(row: PaperRow) -> tuple[int, int, int]:
 
 def count_replacement(row: Replacement) -> list[tuple[int, int]]:
     """Parameters and MACs of the part before, and of what takes its place."""
-    fpn = row.part == "FPN"
-    before = build(row.before, {}, "fpn" if fpn else "")
-    after = build(row.after, row.switches, "vt-fpn" if fpn else "")
-    names = PARTS.get(row.part, ("", ""))
-    return [count_part(model, name, row.img_size) for model, name in zip((before, after), names, strict=True)]
+    heads, names = HEADS.get(row.part, ("", "")), PARTS.get(row.part, ("", ""))
+    models = build(row.before, {}, heads[0]), build(row.after, row.switches, heads[1])
+    return [count_part(model, name, row.img_size) for model, name in zip(models, names, strict=True)]
 
 
 def count_part(model: nn.Module, name: str, img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -98,12 +98,14 @@ def line(paper: Paper, row: PaperRow, parameters: int, macs: int, macs_of_layers
 def replacement_line(row: Replacement, found: list[tuple[int, int]]) -> str:
     """A row of the table of what VT replaces."""
     part = f"{row.part} ({row.note})" if row.note else row.part
-    cells = [row.table, part, f"`{row.before}`", f"`{_call(row.after, row.switches)}`", _pixels(row.img_size)]
+    heads = [{"head": head} for head in HEADS.get(row.part, ())] or [{}, {}]
+    before, after = _call(row.before, heads[0]), _call(row.after, {**row.switches, **heads[1]})
+    cells = [row.table, part, f"`{before}`", f"`{after}`", _pixels(row.img_size)]
     papers = (row.paper_parameters, row.paper_macs)
-    for (before, after), unit, paper in zip(zip(*found, strict=True), (1e6, 1e9), papers, strict=True):
+    for (first, second), unit, paper in zip(zip(*found, strict=True), (1e6, 1e9), papers, strict=True):
         cells += [
-            f"{before / unit:.3f}, {after / unit:.3f}",
-            f"{before / after:.2f}",
+            f"{first / unit:.3f}, {second / unit:.3f}",
+            f"{first / second:.2f}",
             "-" if paper is None else f"{paper:g}",
         ]
     return f"| {' | '.join(cells)} |"

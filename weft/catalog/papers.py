@@ -161,7 +161,7 @@ _POOLING = dict(tokenizer="pooling", later_tokenizer="pooling")
 _CLUSTERING = dict(tokenizer="clustering")
 _NOT_RECURRENT = dict(later_tokenizer="filter")
 _NO_PROJECTOR = dict(projector="none")
-_STRIDES = "the paper's follow where the stages before have torchvision's strides, 0.154 G dearer than VT's"
+_STRIDES = "about 6 where the stages before are taken with torchvision's strides, 0.154 G dearer than VT's"
 VT = Paper(
     "VT",
     "2006.03677",
