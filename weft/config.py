@@ -82,6 +82,7 @@ class ModelConfig:
     init: str = key("", "weights to start from: a run or model folder, a checkpoint file, or `pretrained`")
     drop_path: float | None = key(None, "stochastic depth; none: the model's default", least=0, below=1)
     drop: float = key(0.0, "dropout before the classifier", least=0, below=1)
+    proj_drop: float = key(0.0, "dropout in the residual branches, of models that have it there", least=0, below=1)
     freeze: str = key("", "what stays as it is: `backbone`, `norm`, or the beginning of parameter names, with commas")
     frozen_mode: bool = key(False, "train in eval mode: BatchNorm and drop path frozen (CeiT's fine-tuning at 384)")
 

@@ -23,7 +23,7 @@ OWN = (
     *PLAIN,
     *("cvt-avg", "cvt-linear", "cvt-per-block", "cvt-no-class-token", "cvt-pos-every", "vitae-paper", "ceit-no-lca"),
     *("cetnet-window-7", "cetnet-T-T-T-T-T-T-T-T", "vt-clustering", "vt-carried", "vt-every-projector", "pvt-sr"),
-    *("cswin-split",),
+    *("cswin-split", "vitae-rc-heads", "t2t-vit-softmax"),
 )
 TIMM = {
     "vit": ("vit_tiny_patch16_224", dict(img_size=(64, 48), patch_size=8, depth=2, qk_norm=True, reg_tokens=3)),

@@ -39,7 +39,7 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "vitae of the paper": (
         "vitae_nano", dict(class_token=True, global_pool="token", final_norm=True, full_rc3=True, nc_pcm="post"),
     ),
-    "vitae with softmax": ("vitae_nano", dict(rc_attention="softmax", nc_pcm_convs=2)),
+    "vitae with softmax": ("vitae_nano", dict(rc_attention="softmax", rc_heads=2, nc_pcm_convs=2)),
     "vt with bottlenecks": ("vt_resnet_nano", dict(block="bottleneck", bottleneck_stride="1x1", projector="every")),
     "vt carrying tokens": ("vt_resnet_nano", dict(carried_tokens=4, relation="graph", later_tokenizer="recurrent")),
     "swin": ("ce_swin_tiny", dict(embed_dim=24, depths=(1, 2, 1, 1), window_size=4, stem_stride=2)),

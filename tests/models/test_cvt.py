@@ -446,13 +446,13 @@ def test_initialisation_is_that_of_the_released_code():
     assert model.stages[2].cls_token.std().item() == pytest.approx(0.02, rel=0.15)
 
 
-def test_nas_is_candidate_a():
-    """Stage 1 narrow; stage 2 and seven blocks of stage 3 wide with full keys; the last three narrow."""
+def test_nas_is_a_bottleneck():
+    """Stages 1 and 2 narrow; in stage 3 three blocks wide with full keys, four wide, three narrow."""
     blocks = [block for stage in timm.create_model("cvt_13_nas", device="meta").stages for block in stage.blocks]
     strides = [block.attn.conv_proj_k.conv.stride[0] for block in blocks]
     assert strides == [block.attn.conv_proj_v.conv.stride[0] for block in blocks]
-    assert strides == [2] + [1, 1] + [1] * 7 + [2] * 3
-    assert [b.mlp.fc1.out_features // b.mlp.fc1.in_features for b in blocks] == [2] + [4, 4] + [4] * 7 + [2] * 3
+    assert strides == [2] + [2, 2] + [1] * 3 + [2] * 7
+    assert [b.mlp.fc1.out_features // b.mlp.fc1.in_features for b in blocks] == [2] + [2, 2] + [4] * 7 + [2] * 3
     assert {block.attn.conv_proj_q.conv.stride[0] for block in blocks} == {1}
 
 

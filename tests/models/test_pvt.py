@@ -145,6 +145,25 @@ def test_counts():
     assert sum(count_parameters(stage.embed) for stage in model.stages) == 858_112
 
 
+@pytest.mark.parametrize(
+    ("name", "depths", "drop_path"),
+    [
+        ("pvt_tiny", (2, 2, 2, 2), 0.1),
+        ("pvt_small", (3, 4, 6, 3), 0.1),
+        ("pvt_medium", (3, 4, 18, 3), 0.3),
+        ("pvt_large", (3, 8, 27, 3), 0.3),
+    ],
+)
+def test_sizes_are_those_of_the_released_code(name, depths, drop_path):
+    """Names and shapes of all weights, at 1,000 classes, and the stochastic depth it trained with."""
+    with torch.device("meta"):
+        theirs = OfficialPVT((64, 128, 320, 512), depths, (1, 2, 5, 8), (8, 8, 4, 4), classes=1000)
+    ours = timm.create_model(name, device="meta")
+    expected = filter_published(theirs.state_dict(), ours)
+    assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in expected.items()}
+    assert ours.stages[3].blocks[-1].drop_path.drop_prob == pytest.approx(drop_path)
+
+
 @pytest.mark.parametrize("size", [(8, 8), (7, 5), (3, 2)])
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("sr", [1, 2, 4])

@@ -20,12 +20,15 @@ from weft.models.weights.layouts import filter_published
 class OfficialT2TViT(nn.Module):
     """The released T2T-ViT, forward pass and parameter names."""
 
-    def __init__(self, dim: int, depth: int, heads: int, ratio: int, token_dim=64, img_size=224, classes=10):
+    def __init__(
+        self, dim: int, depth: int, heads: int, ratio: int, token_dim=64, img_size=224, classes=10, softmax=False
+    ):
         super().__init__()
         self.heads = heads
+        step = TokenSoftmax if softmax else TokenPerformer
         self.tokens_to_token = Namespace(
-            attention1=TokenPerformer(3 * 49, token_dim),
-            attention2=TokenPerformer(9 * token_dim, token_dim),
+            attention1=step(3 * 49, token_dim),
+            attention2=step(9 * token_dim, token_dim),
             project=nn.Linear(9 * token_dim, dim),
         )
         self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
@@ -45,8 +48,8 @@ class OfficialT2TViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         t2t = self.tokens_to_token
-        x = token_performer(t2t.attention1, F.unfold(x, 7, padding=2, stride=4).transpose(1, 2), 0.0)
-        x = token_performer(t2t.attention2, F.unfold(to_map(x), 3, padding=1, stride=2).transpose(1, 2), 0.0)
+        x = self.step(t2t.attention1, F.unfold(x, 7, padding=2, stride=4).transpose(1, 2))
+        x = self.step(t2t.attention2, F.unfold(to_map(x), 3, padding=1, stride=2).transpose(1, 2))
         x = t2t.project(F.unfold(to_map(x), 3, padding=1, stride=2).transpose(1, 2))
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
         for block in self.blocks:
@@ -60,25 +63,60 @@ class OfficialT2TViT(nn.Module):
             x = x + block.mlp.fc2(F.gelu(block.mlp.fc1(block.norm2(x))))
         return self.head(self.norm(x)[:, 0])
 
+    @staticmethod
+    def step(m: nn.Module, tokens: Tensor) -> Tensor:
+        return token_softmax(m, tokens) if isinstance(m, TokenSoftmax) else token_performer(m, tokens, 0.0)
 
-@pytest.mark.parametrize(
-    ("name", "args", "size"), [("t2t_vit_7", (256, 7, 4, 2), 96), ("t2t_vit_14", (384, 14, 6, 3), 64)]
-)
-def test_equals_the_released_network(name, args, size, tmp_path):
-    theirs = randomise(OfficialT2TViT(*args, img_size=size))
+
+class TokenSoftmax(Namespace):
+    """The parameters of one token transformer with softmax, under the names of the released code."""
+
+    def __init__(self, in_dim: int, dim: int):
+        super().__init__(
+            norm1=nn.LayerNorm(in_dim),
+            attn=Namespace(qkv=nn.Linear(in_dim, 3 * dim, bias=False), proj=nn.Linear(dim, dim)),
+            norm2=nn.LayerNorm(dim),
+            mlp=Namespace(fc1=nn.Linear(dim, dim), fc2=nn.Linear(dim, dim)),
+        )
+
+
+def token_softmax(m: nn.Module, tokens: Tensor) -> Tensor:
+    """One head, scaled by the width of the tokens that come in."""
+    q, k, v = m.attn.qkv(m.norm1(tokens)).chunk(3, dim=-1)
+    x = v + m.attn.proj((q @ k.transpose(1, 2) * tokens.shape[-1] ** -0.5).softmax(-1) @ v)
+    return x + m.mlp.fc2(F.gelu(m.mlp.fc1(m.norm2(x))))
+
+
+SIZES = {  # width, depth, heads and expansion in the released code
+    "t2t_vit_7": (256, 7, 4, 2),
+    "t2t_vit_14": (384, 14, 6, 3),
+    "t2t_vit_19": (448, 19, 7, 3),
+    "t2t_vit_24": (512, 24, 8, 3),
+    "t2t_vit_t_14": (384, 14, 6, 3),
+    "t2t_vit_t_19": (448, 19, 7, 3),
+    "t2t_vit_t_24": (512, 24, 8, 3),
+}
+
+
+@pytest.mark.parametrize(("name", "size"), [("t2t_vit_7", 96), ("t2t_vit_14", 64), ("t2t_vit_t_14", 64)])
+def test_equals_the_released_network(name, size, tmp_path):
+    theirs = randomise(OfficialT2TViT(*SIZES[name], img_size=size, softmax="_t_" in name))
     state = {f"module.{key}": value for key, value in theirs.state_dict().items()}
     torch.save({"state_dict_ema": state, "state_dict": {}}, tmp_path / "T2T.pth.tar")
     ours = weft.convert(tmp_path / "T2T.pth.tar", model=name)
-    assert torch.equal(ours.reductions[1].transformer.attention.w, theirs.tokens_to_token.attention2.w)
+    if "_t_" not in name:
+        assert torch.equal(ours.reductions[1].transformer.attention.w, theirs.tokens_to_token.attention2.w)
     assert ours.pretrained_cfg["input_size"] == (3, size, size)
     picture = torch.randn(2, 3, size, size)
     with torch.no_grad():
         torch.testing.assert_close(ours(picture), theirs(picture), rtol=0, atol=2e-5)
 
 
-def test_gradients_equal_the_released_network():
-    theirs = OfficialT2TViT(32, 2, 2, 3, token_dim=8, img_size=48).double().train()
+@pytest.mark.parametrize("kind", ["performer", "softmax"])
+def test_gradients_equal_the_released_network(kind):
+    theirs = OfficialT2TViT(32, 2, 2, 3, token_dim=8, img_size=48, softmax=kind == "softmax").double().train()
     args = dict(embed_dim=32, depth=2, num_heads=2, mlp_ratio=3.0, token_dim=8, img_size=48, num_classes=10)
+    args["token_attention"] = kind
     ours = timm.create_model("t2t_vit_7", **args, drop_path_rate=0.0, token_drop_rate=0.0, dtype=torch.float64).train()
     ours.load_state_dict(filter_published(theirs.state_dict(), ours))
     picture = torch.randn(3, 3, 48, 48, dtype=torch.float64)
@@ -105,6 +143,24 @@ def test_files_for_other_channels_and_sizes():
     assert torch.equal(ours.pos_embed.grid, state["pos_embed"][0, 1:].view(4, 4, 256))
     with pytest.raises(weft.WeftError, match="no square"):
         weft.convert({**state, "pos_embed": torch.randn(1, 18, 256)}, model="t2t_vit_7")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_those_of_the_released_code(name):
+    """Names and shapes of all weights that are trained, at 1,000 classes."""
+    with torch.device("meta"):
+        theirs = OfficialT2TViT(*SIZES[name], classes=1000, softmax="_t_" in name)
+    ours = timm.create_model(name, device="meta")
+    expected = filter_published(dict(theirs.named_parameters()), ours)
+    trained = {key: value.shape for key, value in ours.named_parameters()}
+    assert trained == {key: value.shape for key, value in expected.items() if key in trained}
+    assert expected.keys() - trained.keys() <= dict(ours.named_buffers()).keys()
+
+
+def test_wrong_form_is_told():
+    state = OfficialT2TViT(*SIZES["t2t_vit_14"], img_size=32, softmax=True).state_dict()
+    with pytest.raises(weft.WeftError, match="The weights fit t2t_vit_t_14"):
+        weft.convert(state, model="t2t_vit_14")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +230,8 @@ def test_dropouts_and_drop_paths_arrive():
     assert (transformer.drop.p, transformer.mlp.drop1.p, transformer.mlp.drop2.p) == (0.5, 0.0, 0.5)
     paths = [b.drop_path.drop_prob for b in model.blocks]
     torch.testing.assert_close(torch.tensor(paths), torch.linspace(0, 0.2, 3))
-    assert timm.create_model("t2t_vit_14", device="meta").reductions[0].transformer.drop.p == 0.1
+    for name, rate in (("t2t_vit_14", 0.1), ("t2t_vit_t_14", 0.0)):
+        assert timm.create_model(name, device="meta").reductions[0].transformer.drop.p == rate
 
 
 def test_initialisation():

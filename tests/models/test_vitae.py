@@ -201,12 +201,12 @@ def test_normal_cell(fusion, norm, convs, class_token):
 
 @pytest.mark.parametrize("size", [(16, 16), (13, 22), (3, 9)])
 @pytest.mark.parametrize("has_pcm", [True, False])
-@pytest.mark.parametrize("kind", ["performer", "softmax", "none"])
+@pytest.mark.parametrize(("kind", "heads"), [("performer", 1), ("softmax", 1), ("softmax", 4), ("none", 1)])
 @pytest.mark.parametrize("dilations", [(1, 2, 5), ()])
 @pytest.mark.parametrize(("kernel", "stride"), [(7, 4), (7, 2), (7, 1), (3, 2)])
-def test_reduction_cell(kernel, stride, dilations, kind, has_pcm, size):
+def test_reduction_cell(kernel, stride, dilations, kind, heads, has_pcm, size):
     """PRM or soft split, attention, PCM and FFN by hand, at sizes that are no multiples of the stride, too."""
-    cell = randomise(ReductionCell(3, 4, 8, kernel, stride, dilations, kind, has_pcm, 0.1))
+    cell = randomise(ReductionCell(3, 4, 8, kernel, stride, dilations, kind, heads, has_pcm, 0.1))
     x = torch.randn(2, *size, 3)
     grid = [-(-side // stride) for side in size]
     nchw = F.pad(x.permute(0, 3, 1, 2), (0, grid[1] * stride - size[1], 0, grid[0] * stride - size[0]))
@@ -229,7 +229,9 @@ def test_reduction_cell(kernel, stride, dilations, kind, has_pcm, size):
             local = to_tokens(run_pcm(cell.pcm, nchw, strides, (False, True, False), 1, True))
         y = F.layer_norm(tokens, tokens.shape[-1:], t.norm1.weight, t.norm1.bias, 1e-5)
         k, q, v = t.kqv(y).chunk(3, dim=-1)
-        mixed = (q @ k.transpose(1, 2) / math.sqrt(8)).softmax(-1) @ v
+        parts = zip(*(x.chunk(heads, dim=-1) for x in (q, k, v)), strict=True)  # a head is 8 / heads wide
+        mixed = [(a @ b.transpose(1, 2) / math.sqrt(8 / heads)).softmax(-1) @ c for a, b, c in parts]
+        mixed = torch.cat(mixed, dim=-1)
         if kind == "performer":
             mixed = released_performer(q, k, v, t.attention.w)
         y = v + t.proj(mixed) + local
@@ -242,7 +244,7 @@ def test_reduction_cell(kernel, stride, dilations, kind, has_pcm, size):
 
 
 def test_a_prm_of_the_right_width_stays_as_it_is():
-    assert isinstance(ReductionCell(3, 4, 8, 3, 2, (1, 2), "none", True, 0.0).proj, nn.Identity)
+    assert isinstance(ReductionCell(3, 4, 8, 3, 2, (1, 2), "none", 1, True, 0.0).proj, nn.Identity)
 
 
 def test_third_cell_is_full_on_demand():
@@ -251,6 +253,29 @@ def test_third_cell_is_full_on_demand():
         assert isinstance(cell.transformer, TokenTransformer) == full
         assert (cell.pcm is not None) == full
         assert cell.stride == 2
+
+
+def test_rc_heads_arrive():
+    args = dict(VITAE, full_rc3=True, rc_attention="softmax")
+    for given, found in ((4, [4, 4, 4]), ((1, 2, 8), [1, 2, 8])):
+        model = timm.create_model("vitae_nano", rc_heads=given, **args)
+        assert [cell.transformer.attention.num_heads for cell in model.reductions] == found
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_normal_cells_of_another_width(full):
+    """A linear layer leads from the last reduction cell to them; features, positions and head have their width."""
+    args = dict(VITAE, **VITAE_PAPER, full_rc3=full, img_size=(64, 48))
+    model = randomise(timm.create_model("vitae_nano", embed_dim=48, **args))
+    cell, linear = model.reductions[2]
+    x = torch.randn(2, 8, 6, 8)
+    torch.testing.assert_close(model.reductions[2](x), cell(x) @ linear.weight.T + linear.bias)
+    assert (linear.in_features, linear.out_features) == (32, 48)
+    assert [info["num_chs"] for info in model.feature_info] == [8, 8, 48, 48, 48]
+    assert model.head.in_features == 48
+    plain = timm.create_model("vitae_nano", **args)
+    assert type(plain.reductions[2]) is ReductionCell
+    assert plain.state_dict().keys() == timm.create_model("vitae_nano", embed_dim=32, **args).state_dict().keys()
 
 
 def test_class_token_positions_and_final_norm():
@@ -409,6 +434,11 @@ def test_three_paths_are_dropped_independently():
     [
         (dict(pos_embed="learned"), "'none', 'sinusoid'"),
         (dict(rc_attention="linear"), "'performer', 'softmax'"),
+        (dict(rc_heads=2), "the Performer has one head"),
+        (dict(rc_heads=(1, 2), rc_attention="softmax"), "a list of 3"),
+        (dict(rc_heads=5, rc_attention="softmax"), "does not divide"),
+        (dict(rc_heads=0, rc_attention="softmax"), "positive"),
+        (dict(embed_dim=0), "positive"),
         (dict(nc_pcm="early"), "'pre', 'post', 'none'"),
         (dict(nc_pcm_convs=4), "2, 3"),
         (dict(stem_stride=8), "1, 2, 4"),

@@ -95,6 +95,10 @@ def test_what_the_modules_are_made_of():
     assert [r for _, r, _ in of("vt_resnet34", num_relations=2)] == ["Identity", "Transformer", "Transformer"]
     model = timm.create_model("vt_resnet34", device="meta", carried_tokens=8)
     assert [m.tokenizer.carried for m in list(model.vt)[1:]] == [8, 8]
+    for name, modules in (("vt_resnet18_table8", 2), ("vt_resnet34_table8", 3)):
+        carrying = timm.create_model(name, device="meta")
+        assert [m.tokenizer.carried for m in list(carrying.vt)[1:]] == [8] * (modules - 1)
+        assert [r for _, r, _ in of(name)] == ["Identity"] * (modules - 2) + ["Transformer"] * 2
     assert [m.projector.query.groups for m in list(model.vt)[:2]] == [8, 8]
     fine = timm.create_model("vt_resnet18", device="meta", group_width=32)
     assert (fine.vt[0].projector.query.groups, fine.vt[1].tokenizer.heads) == (16, 16)

@@ -18,6 +18,8 @@ from weft.engine.optim import learning_rate, make_optimizer
 from weft.errors import WeftError
 from weft.heads import make_segmenter
 from weft.heads.folder import DenseSpec, build_dense
+from weft.models.vt import Transformer
+from weft.run.build import create, model_args
 from weft.run.choose import check_task_settings
 from weft.run.recipes import FOLDER, find_recipe, recipe_names
 
@@ -63,6 +65,7 @@ def settings(*parts, size=224, epochs, batch, warmup=0, decay, repeats=1, cooldo
         "augment.img_size": size, "run.epochs": epochs, "run.batch": batch, "optim.warmup_epochs": warmup,
         "optim.weight_decay": decay, "augment.repeats": repeats, "optim.cooldown_epochs": cooldown, "optim.clip": clip,
         "run.ema": ema, "model.frozen_mode": False, "model.drop": 0.0,
+        "model.proj_drop": 0.0,
     }  # fmt: skip
     for part in parts:
         values |= part
@@ -147,7 +150,8 @@ PUBLISHED = {
             "loss.teacher": "fbnetv3_g.ra2_in1k", "loss.distill": "soft", "loss.distill_weight": 0.8,
             "run.sync_bn": True, "run.ema_eval": True,
         },
-        epochs=400, batch=2048, warmup=5, decay=1e-5, ema=0.99985, drop_path=0.1, drop=0.2,
+        epochs=400, batch=2048, warmup=5, decay=1e-5, ema=0.99985, drop_path=0.1, drop=0.2, proj_drop=0.2,
+        name="vt_resnet18_table8",
     ),
     "vt-fpn-coco-stuff": settings(
         VT_FPN, SGD,
@@ -302,6 +306,19 @@ def test_models_bring_their_stochastic_depth(name, rate):
     model = timm.create_model(name, device="meta")
     rates = [module.drop_prob for module in model.modules() if hasattr(module, "drop_prob")]
     assert max(rates) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [("vt_resnet18_table8", 2), ("vt_resnet34_table8", 2), ("vt_resnet50", 2), ("vt_resnet101", 2), ("resnet18", 0)],
+)
+def test_dropout_of_vts_advanced_recipe(model, tokens):
+    """Before the classifier, and in every transformer; the plain ResNets of table 8 have none of these."""
+    config = override(config_of("vt-advanced"), {"model.name": model})
+    made = create(model, {**model_args(config.model, (64, 64)), "device": "meta"}, 10, 3, False)
+    assert made.drop_rate == 0.2 if model == "resnet18" else made.head_drop.p == 0.2
+    drops = [module.drop.p for module in made.modules() if isinstance(module, Transformer)]
+    assert drops == [0.2] * tokens
 
 
 @pytest.mark.parametrize("name", NAMES)

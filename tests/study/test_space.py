@@ -3,6 +3,7 @@
 import copy
 import functools
 import random
+import re
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import weft  # noqa: F401  registers the models
+from tests.helpers.places import ROOT
 from tests.helpers.variants import CEIT, CVT
 from weft.catalog.cost import count_macs, count_macs_by_kind, count_parameters
 from weft.errors import WeftError
@@ -61,6 +63,18 @@ def test_cvt_13_nas_is_a_point_of_cvts_space():
     found, named = space.build(point, device="meta"), timm.create_model("cvt_13_nas", device="meta")
     assert {k: v.shape for k, v in found.state_dict().items()} == {k: v.shape for k, v in named.state_dict().items()}
     assert Costs(space, (3, 64, 64)).of(point) == (count_parameters(named), count_macs(named, (3, 64, 64)))
+
+
+def test_documented_limits_hold_the_network_that_the_paper_found():
+    """And not the one that it was searched from."""
+    command = re.search(
+        r"weft search .* --model cvt_13 --params (\S+)M --macs (\S+)G", (ROOT / "docs/search.md").read_text()
+    )
+    most_parameters, most_macs = (float(number) for number in command.groups())
+    for name, fits in (("cvt_13_nas", True), ("cvt_13", False)):
+        model = timm.create_model(name, device="meta")
+        parameters, macs = count_parameters(model), count_macs(model, (3, 224, 224))
+        assert (parameters <= most_parameters * 1e6 and macs <= most_macs * 1e9) == fits
 
 
 def test_the_space_has_the_bounds_of_the_paper():

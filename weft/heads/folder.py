@@ -18,6 +18,7 @@ from weft.files import write_tensors, write_text
 from weft.heads import DETECTORS, SEGMENTERS, make_segmenter
 from weft.heads.rcnn import make_detector
 from weft.models.weights.folder import load_saved, open_classifier, read_model_config
+from weft.models.weights.former import former_args
 from weft.version import __version__
 
 OUTSIDE = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}  # timm reads files
@@ -85,6 +86,7 @@ def open_dense(folder: Path, config: dict[str, Any]) -> nn.Module:
         channels, classes = args.pop("in_chans"), config["label_names"]
         if not timm.is_model(config["architecture"]) or OUTSIDE & args.keys():
             raise ValueError(f"{config['architecture']!r} is no model, or has arguments that lead out of the folder")
+        args |= former_args(config["architecture"], args, folder / "model.safetensors")
         head, head_args = entry["head"], entry["head_args"]
         spec = DenseSpec(entry["task"], config["architecture"], args, channels, head, head_args, classes)
         model = build_dense(spec, settings)

@@ -1,4 +1,4 @@
-"""The step that T2T-ViT and ViTAE share: tokens of another width by linear attention, and T2T-ViT's soft split."""
+"""The step that T2T-ViT and ViTAE share: tokens of another width, by linear attention or not, and the soft split."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -75,10 +75,19 @@ class PerformerAttention(nn.Module):
 
 
 class SoftmaxAttention(nn.Module):
-    """Ordinary attention with one head over (B, N, C) tokens."""
+    """Ordinary attention over (B, N, C) tokens, scaled by the width of a head unless told otherwise."""
+
+    def __init__(self, dim: int, num_heads: int = 1, scale: float | None = None):
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale: float = (dim // num_heads) ** -0.5 if scale is None else scale
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, N, C / heads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)).squeeze(1)
+        y = F.scaled_dot_product_attention(self.heads(q), self.heads(k), self.heads(v), scale=self.scale)
+        return y.transpose(1, 2).flatten(2)
 
     def mix(self, kqv: Tensor) -> tuple[Tensor, Tensor]:
         """The same for (B, N, 3C) tokens that hold k, q and v side by side; and v."""
@@ -117,12 +126,13 @@ class TokenTransformer(nn.Module):
         dim: int,
         attention: nn.Module,
         drop: float,
+        kqv_bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.norm1 = LayerNorm(in_dim, device=device, dtype=dtype)
-        self.kqv = nn.Linear(in_dim, 3 * dim, device=device, dtype=dtype)
+        self.kqv = nn.Linear(in_dim, 3 * dim, bias=kqv_bias, device=device, dtype=dtype)
         self.attention = attention
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.drop = nn.Dropout(drop)

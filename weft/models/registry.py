@@ -55,7 +55,7 @@ def check_name(name: str) -> None:
 
 def takes(name: str, argument: str) -> bool:
     """Whether a model takes an argument, found out without making its weights."""
-    value: Any = {"img_size": 224, "stem_stride": 1}[argument]
+    value: Any = {"img_size": 224, "stem_stride": 1, "proj_drop_rate": 0.0}[argument]
     try:
         timm.create_model(name, device="meta", **{argument: value})
     except TypeError:

@@ -13,7 +13,10 @@ difference is an argument:
     - no class token, the mean over the map is classified; no position encoding, no final norm (`class_token=True,
       global_pool="token", pos_embed="sinusoid", final_norm=True` is the paper);
     - the third reduction cell is its PRM alone (`full_rc3=True`);
-    - attention in the reduction cells is the Performer's, linear and with one head (`rc_attention="softmax"`).
+    - attention in the reduction cells is the Performer's, linear and with one head (`rc_attention="softmax"`, with
+      `rc_heads`; the paper says "multi-head", and not how many);
+    - the last reduction cell is as wide as the normal cells (`embed_dim`; the paper has tokens of width 64 behind all
+      reduction cells, and does not say how they become the 256 of ViTAE-T's normal cells: here by a linear layer).
 Further:
     - "Post" in table 3, a "late fusion", adds the PCM behind the FFN, that is at the end of the cell;
     - a cell without dilations has T2T-ViT's soft split for a PRM: table 3 calls its first row "the standard T2T-ViT";
@@ -38,6 +41,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, check_choice, check_positive, check_rates, check_ratio, check_switch, check_widths
 from weft.models.flat import FlatModel
+from weft.models.hierarchy import spread
 from weft.models.layers import (
     ConvNorm,
     LayerNorm,
@@ -118,6 +122,7 @@ class ReductionCell(nn.Module):
         stride: int,
         dilations: Sequence[int],
         attention: str,
+        num_heads: int,
         has_pcm: bool,
         drop: float,
         **dd: Any,
@@ -135,7 +140,7 @@ class ReductionCell(nn.Module):
             if width != dim:
                 self.proj = nn.Linear(width, dim, **dd)
             return
-        mixer = PerformerAttention(dim, **dd) if attention == "performer" else SoftmaxAttention()
+        mixer = PerformerAttention(dim, **dd) if attention == "performer" else SoftmaxAttention(dim, num_heads)
         self.transformer = TokenTransformer(width, dim, mixer, drop, **dd)
         if has_pcm:
             widths = (in_chs, prm_dim, prm_dim, dim)
@@ -213,12 +218,14 @@ class ViTAE(FlatModel):
         class_token, final_norm: the paper's class token, and its LayerNorm in front of the classifier.
         pos_embed: "none", or "sinusoid" for the paper's fixed positions in front of the normal cells.
         prm_dims: width of one branch of the PRM (and of the hidden layers of the PCM), one number per reduction cell.
-        token_dims: width behind each reduction cell; the last is that of the normal cells.
+        token_dims: width behind each reduction cell.
+        embed_dim: width of the normal cells, the last of `token_dims` by default; a linear layer leads to another one.
         depth, num_heads, mlp_ratio: of the normal cells. groups: of the convolutions in their PCM.
         stem_stride: stride of the first reduction cell, 4, or 2 or 1 to keep a useful grid on small pictures: a token
             covers 4 * stem_stride pixels. Weights keep their shapes.
         dilations: the sets of the three PRMs (table 3); an empty set stands for T2T-ViT's soft split.
-        rc_attention: "performer" or "softmax". full_rc3: attention, PCM and FFN in the third reduction cell as well.
+        rc_attention: "performer" or "softmax". rc_heads: of the latter, one number or one per reduction cell.
+        full_rc3: attention, PCM and FFN in the third reduction cell as well.
         rc_pcm: PCM in the reduction cells (table 3).
         nc_pcm: the PCM of the normal cells joins "pre" or "post" the FFN, or there is "none" (table 3).
         nc_pcm_norm: BatchNorm in the PCM of the normal cells, if there is one (table 3). nc_pcm_convs: 3, or 2 for the
@@ -240,6 +247,7 @@ class ViTAE(FlatModel):
         final_norm: bool = False,
         prm_dims: Sequence[int] = (64, 64, 128),
         token_dims: Sequence[int] = (64, 64, 256),
+        embed_dim: Optional[int] = None,
         depth: int = 7,
         num_heads: int = 4,
         mlp_ratio: float = 2.0,
@@ -247,6 +255,7 @@ class ViTAE(FlatModel):
         stem_stride: int = 4,
         dilations: Sequence[Sequence[int]] = DILATIONS,
         rc_attention: str = "performer",
+        rc_heads: int | Sequence[int] = 1,
         full_rc3: bool = False,
         rc_pcm: bool = True,
         nc_pcm: str = "pre",
@@ -277,7 +286,9 @@ class ViTAE(FlatModel):
         check_choice("nc_pcm_convs", nc_pcm_convs, NC_PCM_CONVS)
         check_rates(drop_rate=drop_rate, pos_drop_rate=pos_drop_rate, proj_drop_rate=proj_drop_rate)
         check_rates(attn_drop_rate=attn_drop_rate, rc_drop_rate=rc_drop_rate, drop_path_rate=drop_path_rate)
-        dim = token_dims[-1]
+        heads = check_rc_heads(rc_heads, rc_attention, token_dims)
+        dim = token_dims[-1] if embed_dim is None else embed_dim
+        check_positive(embed_dim=dim)
         hidden = int(dim * mlp_ratio)
         check_widths(dim, num_heads)
         if nc_pcm != "none" and (dim % groups or hidden % groups):
@@ -287,18 +298,33 @@ class ViTAE(FlatModel):
         self.in_chans = in_chans
         widths, strides = (in_chans, *token_dims[:-1]), (stem_stride, 2, 2)
         attentions = (rc_attention, rc_attention, rc_attention if full_rc3 else "none")
-        cells = zip(widths, prm_dims, token_dims, KERNELS, strides, dilations, attentions, strict=True)
-        reductions = [ReductionCell(*cell, has_pcm=rc_pcm, drop=rc_drop_rate, **dd) for cell in cells]
+        cells = zip(widths, prm_dims, token_dims, KERNELS, strides, dilations, attentions, heads, strict=True)
+        reductions: list[nn.Module] = [ReductionCell(*cell, has_pcm=rc_pcm, drop=rc_drop_rate, **dd) for cell in cells]
+        if dim != token_dims[-1]:
+            reductions[-1] = nn.Sequential(reductions[-1], nn.Linear(token_dims[-1], dim, **dd))
         pcm_args, drops = (groups, nc_pcm, nc_pcm_norm, nc_pcm_convs), (attn_drop_rate, proj_drop_rate)
         blocks = [NormalCell(dim, num_heads, hidden, *pcm_args, *drops, drop_path, **dd) for drop_path in drop_paths]
         grid = grid_size(img_size, 4 * stem_stride)
         cls_token = nn.Parameter(torch.empty(1, 1, dim, **dd)) if class_token else None
         has_positions = pos_embed == "sinusoid"
         positions = PositionEmbedding(grid, dim, class_token, sinusoid=True, **dd) if has_positions else None
-        self.make_trunk(reductions, token_dims, stem_stride, cls_token, positions, pos_drop_rate, blocks)
+        level_widths = (*token_dims[:-1], dim)
+        self.make_trunk(reductions, level_widths, stem_stride, cls_token, positions, pos_drop_rate, blocks)
         norm = nn.LayerNorm(dim, eps=LN_EPS, **dd) if final_norm else nn.Identity()
         self.make_head(dim, num_classes, global_pool, class_token, drop_rate, norm, **dd)
         self.init_weights(needs_reset=False)
+
+
+def check_rc_heads(rc_heads: Any, rc_attention: str, token_dims: Sequence[int]) -> list[int]:
+    """The heads of each reduction cell, which must divide its width; the Performer has one."""
+    heads = spread("rc_heads", rc_heads, 3)
+    for dim, count in zip(token_dims, heads, strict=True):
+        if rc_attention == "performer" and count != 1:
+            raise WeftError(f"rc_heads={rc_heads!r} needs rc_attention='softmax'; the Performer has one head.")
+        check_positive(rc_heads=count)
+        if dim % count:
+            raise WeftError(f"rc_heads={rc_heads!r} does not divide the widths {tuple(token_dims)} of the tokens.")
+    return heads
 
 
 def check_cells(**lists: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ from weft.errors import WeftError
 from weft.heads.features import any_size
 from weft.heads.folder import DenseSpec, build_dense, load_dense_init, write_dense
 from weft.models.base import HybridModel
-from weft.models.registry import takes_size
+from weft.models.registry import takes, takes_size
 from weft.models.weights.convert import load_weights
 from weft.models.weights.folder import write_model
 from weft.models.weights.layouts import filter_published
@@ -58,6 +58,8 @@ def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
     args = {**config.args, **({"drop_path_rate": config.drop_path} if config.drop_path is not None else {})}
     if config.drop:
         args["drop_rate"] = config.drop
+    if config.proj_drop and takes(config.name, "proj_drop_rate"):
+        args["proj_drop_rate"] = config.proj_drop
     if takes_size(config.name):
         args["img_size"] = size
     return args

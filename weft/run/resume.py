@@ -11,10 +11,9 @@ from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import fingerprint
 from weft.data.split import load_split
 from weft.engine.device import process_group
-from weft.engine.state import (
-    read_header,
-)
+from weft.engine.state import STATE, read_header
 from weft.errors import WeftError
+from weft.models.weights.former import former_args
 from weft.run.data import RunData, absolute_paths, open_sources
 from weft.run.recipes import decide_length
 from weft.run.result import Run
@@ -27,13 +26,20 @@ MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
 )
 
 
+def read_settings(folder: Path) -> Config:
+    """The settings of a run; of one made with a model that has other defaults today, with those of then."""
+    saved = override(Config(), read_yaml(folder / "config.yaml"))
+    former = former_args(saved.model.name, saved.model.args, folder / STATE)
+    return replace(saved, model=replace(saved.model, args={**former, **saved.model.args}))
+
+
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool) -> Run:
     """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
     given = decide_length(given)
     with process_group() as world:
         with world.propagate_errors():
             header = read_header(folder)
-            saved = override(Config(), read_yaml(folder / "config.yaml"))
+            saved = read_settings(folder)
             paths = absolute_paths(override(Config(), given))
             given = {**given, **{key: path for key, path in paths.items() if key in given}}
             config = override(saved, given)

@@ -19,6 +19,7 @@ from weft.engine.state import (
 )
 from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
+from weft.models.weights.former import former_args
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
 from weft.run.data import absolute_paths, open_data
 from weft.run.recipes import decide_length, find_recipe
@@ -85,9 +86,10 @@ def model_of_init(config: Config) -> dict[str, Any]:
     if config.model.name != "auto" or not config.model.init or not file.is_file():
         return {}
     content = json.loads(file.read_text(encoding="utf-8"))
-    fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "global_pool")
+    fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "proj_drop_rate", "global_pool")
     args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
-    return {"model.name": content["architecture"], "model.args": args}
+    former = former_args(content["architecture"], args, file.with_name("model.safetensors"))
+    return {"model.name": content["architecture"], "model.args": {**former, **args}}
 
 
 def check_out(out: str, config: Config, world: World, restarted: bool) -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from weft.models import ceit, cetnet, cvt, vitae, vt
 from weft.models.baselines import cswin, pvt, t2t_vit
 from weft.models.ce_hosts import SwinBlock
-from weft.models.performer import PerformerAttention, TokenTransformer
+from weft.models.performer import PerformerAttention, SoftmaxAttention, TokenTransformer
 from weft.models.windows import cut_windows, window_bias
 
 Shape = tuple[int, int]
@@ -133,10 +133,10 @@ def size_of(x: Tensor) -> Shape:
     return x.shape[1], x.shape[2]  # of a (B, H, W, C) map
 
 
-def over_map(q: Tensor, k: Tensor, shape: Shape) -> RecordedAttention:
+def over_map(q: Tensor, k: Tensor, shape: Shape, scale: float | None = None) -> RecordedAttention:
     """All tokens of a map among themselves, class tokens first."""
     side = TokenLayout(q.shape[2] - shape[0] * shape[1], shape)
-    return full_attention(q, k, side, side, shape)
+    return full_attention(q, k, side, side, shape, scale)
 
 
 # Attention over all tokens --------------------------------------------------------------------------------------
@@ -168,14 +168,16 @@ def read_timm(name: str, attn: Attention) -> list[Tap]:
 
 
 def read_token_transformer(name: str, step: TokenTransformer) -> list[Tap]:
-    """A reduction cell that has softmax; it has one head."""
+    """A reduction cell of ViTAE or a step of T2T-ViT that has softmax."""
+    mixer = step.attention
+    if not isinstance(mixer, SoftmaxAttention):
+        return []
 
     def read(kqv: ModuleCall, whole: ModuleCall) -> RecordedAttention:
-        k, q, _ = (split(x, 1) for x in kqv.output.chunk(3, dim=-1))
-        return over_map(q, k, size_of(whole.args[0]))
+        k, q, _ = (split(x, mixer.num_heads) for x in kqv.output.chunk(3, dim=-1))
+        return over_map(q, k, size_of(whole.args[0]), mixer.scale)
 
-    linear = isinstance(step.attention, PerformerAttention)
-    return [] if linear else [Tap(f"{name}.attention", "map", (step.kqv, step), read)]
+    return [Tap(f"{name}.attention", "map", (step.kqv, step), read)]
 
 
 def read_lca(name: str, lca: ceit.LCA) -> list[Tap]:

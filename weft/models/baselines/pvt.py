@@ -4,7 +4,7 @@ Paper to code:
     section 3.2, figure 3    patch embedding between the stages          layers.ConvEmbed, "patch"
     section 3.3, eqs. 1-4    Spatial-Reduction Attention (figure 4)      SpatialReductionAttention
     figure 3                 encoder block; stage, class token           hierarchy.TransformerBlock, TokenStage
-    table 1                  PVT-Small                                   VARIANTS
+    table 1                  PVT-Tiny, -Small, -Medium, -Large           VARIANTS
 
 Defaults are those of the released code, which loads its checkpoints. What it does that the paper does not say:
     - LayerNorm adds 1e-6 in the blocks and at the end, 1e-5 behind patch embedding and spatial reduction;
@@ -139,15 +139,14 @@ class PVT(HierarchicalModel):
 
 # Variants -------------------------------------------------------------------------------------------------------
 
+BASE: dict[str, Any] = dict(
+    embed_dims=(64, 128, 320, 512), num_heads=(1, 2, 5, 8), mlp_ratios=(8.0, 8.0, 4.0, 4.0), sr_ratios=(8, 4, 2, 1)
+)
 VARIANTS: dict[str, dict[str, Any]] = {
-    "pvt_small": dict(
-        embed_dims=(64, 128, 320, 512),
-        depths=(3, 4, 6, 3),
-        num_heads=(1, 2, 5, 8),
-        mlp_ratios=(8.0, 8.0, 4.0, 4.0),
-        sr_ratios=(8, 4, 2, 1),
-        drop_path_rate=0.1,
-    ),
+    "pvt_tiny": dict(depths=(2, 2, 2, 2), drop_path_rate=0.1, **BASE),
+    "pvt_small": dict(depths=(3, 4, 6, 3), drop_path_rate=0.1, **BASE),
+    "pvt_medium": dict(depths=(3, 4, 18, 3), drop_path_rate=0.3, **BASE),
+    "pvt_large": dict(depths=(3, 8, 27, 3), drop_path_rate=0.3, **BASE),
 }
 
 
@@ -160,10 +159,15 @@ _cfg = partial(
 
 OFFICIAL = "https://github.com/whai362/PVT"  # .pth files among its releases; none of them is on a hub
 
-default_cfgs = generate_default_cfgs({"pvt_small.in1k": _cfg(origin_url=OFFICIAL)})
+default_cfgs = generate_default_cfgs({f"{name}.in1k": _cfg(origin_url=OFFICIAL) for name in VARIANTS})
 
 # ImageNet-1k top-1 in percent, from the paper.
-PUBLISHED_TOP1 = {"pvt_small.in1k": 79.8}
+PUBLISHED_TOP1 = {
+    "pvt_tiny.in1k": 75.1,
+    "pvt_small.in1k": 79.8,
+    "pvt_medium.in1k": 81.2,
+    "pvt_large.in1k": 81.7,
+}
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
@@ -175,6 +179,9 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module
 register_variants(
     _create,
     {
+        "pvt_tiny": "PVT-Tiny, 13.2 M parameters.",
         "pvt_small": "PVT-Small, 24.5 M parameters.",
+        "pvt_medium": "PVT-Medium, 44.2 M parameters.",
+        "pvt_large": "PVT-Large, 61.4 M parameters.",
     },
 )

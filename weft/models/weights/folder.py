@@ -15,6 +15,7 @@ from weft.files import write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 from weft.models.weights.convert import load_weights
+from weft.models.weights.former import former_args
 from weft.version import __version__
 
 
@@ -88,7 +89,8 @@ def open_classifier(folder: Path, config: dict[str, Any]) -> nn.Module:
     if not timm.is_model(config["architecture"]):
         raise WeftError(f"{folder}/config.json: there is no model {config['architecture']!r}.")
     try:
-        model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+        former = former_args(config["architecture"], config.get("model_args") or {}, folder / "model.safetensors")
+        model = timm.create_model(f"local-dir:{folder}", pretrained=False, **former)
     except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeftError(f"{folder}/config.json cannot be built: {why}") from None

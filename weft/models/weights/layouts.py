@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from timm.layers import resize_rel_pos_bias_table_simple
 from torch import Tensor, nn
 
@@ -155,12 +156,18 @@ OFFICIAL_T2T_VIT = [
     (r"^tokens_to_token\.attention1\.", "reductions.0.transformer."),
     (r"^tokens_to_token\.attention2\.", "reductions.1.transformer."),
     (r"\.transformer\.w$", ".transformer.attention.w"),
+    (r"\.transformer\.attn\.proj\.", ".transformer.proj."),
     *TOKEN_TRANSFORMER,
 ]
 
 
 def _official_t2t_vit(state_dict: StateDict) -> StateDict:
     state = rename(OFFICIAL_T2T_VIT)(state_dict)
+    for step in ("reductions.0.transformer", "reductions.1.transformer"):  # of those with softmax
+        qkv = state.pop(f"{step}.attn.qkv.weight", None)
+        if qkv is not None:
+            q, k, v = qkv.chunk(3)
+            state[f"{step}.kqv.weight"] = torch.cat([k, q, v])
     _split_positions(state, "pos_embed", "pos_embed", class_token=True)
     return state
 
@@ -231,6 +238,13 @@ LAYOUTS = (
         "official T2T-ViT",
         "t2t_vit",
         "tokens_to_token.attention1.w",
+        _official_t2t_vit,
+        _all(_t2t_vit_in_chans, _img_size("pos_embed", 16)),
+    ),
+    Layout(
+        "official T2T-ViT_t",
+        "t2t_vit",
+        "tokens_to_token.attention1.attn.qkv.weight",
         _official_t2t_vit,
         _all(_t2t_vit_in_chans, _img_size("pos_embed", 16)),
     ),
