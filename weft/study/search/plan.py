@@ -111,6 +111,10 @@ def make_plan(
         check_name(model)
         read_space(space, model, {})  # before the pictures are read
     common = prepare_study(data, [model] if model else [], given, recipe, say)
+    if common.head and how["supernet"]:
+        raise WeftError("A supernet is a classifier; search networks for masks and boxes with --no-supernet.")
+    if common.head:
+        say("parameters and MACs are those of the backbone: all networks have the same head")
     ((model, args),) = common.models.items()
     return SearchPlan(
         data=common.data,
