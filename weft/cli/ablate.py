@@ -124,9 +124,9 @@ def ablate(
 
 def _check_published(as_published: bool, plan: bool, **others: Any) -> None:
     """Raises for what makes no sense with --as-published, or without it."""
-    given = [name for name, value in others.items() if value and value != "paper"]
+    given = [name.replace("_", "-") for name, value in others.items() if value and value != "paper"]
     if as_published and given:
-        raise WeftError(f"--as-published sets --{given[0].replace('_', '-')} as the paper has it; leave one of them out.")
+        raise WeftError(f"--as-published takes --{given[0]} from the paper; leave one of them out.")
     if plan and not as_published:
         raise WeftError("--plan says what --as-published costs; give both.")
 
@@ -190,7 +190,8 @@ def _network_cells(row: "TableRow") -> list[str]:
     """Model and switches."""
     if row.full is None:
         return ["-", f"not here: {row.missing}"]
-    return [row.full.model, ", ".join(f"{name}={value}" for name, value in row.full.switches.items()) or "-"]
+    switches = {**({"head": row.full.head} if row.full.head else {}), **row.full.switches}
+    return [row.full.model, ", ".join(f"{name}={value}" for name, value in switches.items()) or "-"]
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def make_plan(table: Table, request: AblationRequest, device: torch.device, work
     readers = {} if device.type == "cpu" else {"data.workers": max(1, min(8, cores() // workers))}
     shared = study.shared(base)
     of_recipes = ("augment.img_size", "run.batch") if published else ()  # each has its own
-    own = {key: study.given[key] for key in request.settings if published or key != "run.batch"}  # the base has a number
+    own = {key: study.given[key] for key in request.settings if published or key != "run.batch"}  # a number in `shared`
     settings = {**{key: value for key, value in shared.items() if key not in of_recipes}, **readers, **own}
     configs = {name: filled(name, settings) for name in networks}
     sizes = {name: config.augment.img_size for name, config in configs.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from weft.config import Config, override
@@ -24,15 +25,16 @@ from weft.tasks.registry import UNNAMED, make_task
 from weft.tasks.task import TaskFacts
 from weft.words import many
 
-MOST_AT_ONCE = {"cuda": 64, "cpu": 4}  # pictures of a timed step; fewer where they do not fit
-WARM_UP, TIMED = 2, 3  # steps
+MOST_AT_ONCE = {"cuda": (64, 8), "cpu": (4, 2)}  # pictures of a timed step, without and with a head
+WARM_UP, TIMED = 1, 2  # steps
 
 
 def published_config(row: TableRow, network: Network, **more: Any) -> Config:
     """The settings of a row's training in the paper, with those that somebody gave."""
     own = {"model.name": network.model, "model.args": dict(network.switches)}
     config = override(Config(), {**find_recipe(row.recipe), **row.settings, **more, **own})
-    return config if config.data.task != "auto" else override(config, {"data.task": UNNAMED})
+    classifier = {"data.task": UNNAMED, "model.head": "linear"}
+    return config if config.data.task != "auto" else override(config, classifier)
 
 
 def published_length(table: Table, row: TableRow, config: Config) -> tuple[float, float]:
@@ -89,7 +91,8 @@ def _speed(table: Table, plan: AblationPlan, name: str, device: torch.device) ->
     size = {"augment.img_size": plan.size(name), "data.channels": plan.channels, "model.init": ""}
     head = {"model.head": network.head, "model.head_args": network.head_args} if network.head else {}
     config = published_config(row, network, **{**plan.settings, **size, **head})
-    count = min(config.run.batch or MOST_AT_ONCE[device.type], MOST_AT_ONCE[device.type])
+    most = MOST_AT_ONCE.get(device.type, MOST_AT_ONCE["cpu"])[bool(network.head)]
+    count = min(config.run.batch or most, most)
     while count:
         try:
             return count / time_step(config, plan.classes, count, device)
@@ -106,9 +109,19 @@ def time_step(config: Config, classes: int, count: int, device: torch.device) ->
     """Seconds of a training step on `count` grey pictures: forward, backward, update."""
     side, channels = config.augment.img_size, config.data.channels
     names = [str(i) for i in range(classes)]
-    common: Any = dict(depth=8, mean=(0.5,) * channels, std=(0.2,) * channels, interpolation="bicubic", crop_pct=1.0)
-    preprocessing = Preprocessing((side, side), channels, crop_mode="center", max_pixels=config.data.max_pixels, **common)
-    facts = TaskFacts(names, preprocessing, device, pick_precision(config.run, device))
+    preprocessing = Preprocessing(
+        size=(side, side),
+        channels=channels,
+        depth=8,
+        mean=(0.5,) * channels,
+        std=(0.2,) * channels,
+        interpolation="bicubic",
+        crop_pct=1.0,
+        crop_mode="center",
+        max_pixels=config.data.max_pixels,
+    )
+    dtype, labels = pick_precision(config.run, device), np.arange(classes)
+    facts = TaskFacts(names, preprocessing, device, dtype, labels=labels, pixel_counts=[1] * classes)
     task = make_task(config.data.task, config, facts)
     model = make_model(config, classes=names, size=(side, side)).model.to(device)
     model = fast_on(model.to(memory_format=torch.channels_last), device)  # pyright: ignore[reportCallIssue]
@@ -149,7 +162,7 @@ def estimate_line(found: list[RowEstimate], how: Execution) -> str:
     where = f"{many(how.workers, 'training')} at once on {how.first_device.type}"
     spent = f"{wall:,.1f} hours" if wall < 72 else f"{wall / 24:,.0f} days"
     return (
-        f"In all about {hours:,.1f} hours of training for {many(how.seeds, 'seed')}, or {spent} with {where}: measured in a few"
-        " steps on grey pictures, so yours must be read as fast, and validation comes on top."
+        f"In all about {hours:,.1f} hours of training for {many(how.seeds, 'seed')}, or {spent} with {where}."
+        " Measured in a few steps on grey pictures: yours must be read as fast, and validation comes on top."
         + (f" {many(silent, 'row')} could not be timed here, and is not in it." if silent else "")
     )

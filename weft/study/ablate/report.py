@@ -126,8 +126,8 @@ def notes(study: Study) -> list[str]:
         )
         if any(paper.name == table.paper and not paper.counts_attention for paper in PAPERS):
             said.append(f"MACs here include the products of attention; those of {table.paper} leave them out.")
-    if with_head and any(network.head in DETECTORS for network in plan.networks.values()):
-        said.append("The MACs of a detector are those of backbone and pyramid; what the rest costs depends on the objects.")
+    if any(network.head in DETECTORS for network in plan.networks.values()):
+        said.append("Trained detectors: MACs of backbone and pyramid; what the rest costs depends on the objects.")
     stand_ins: dict[str, list[str]] = {}
     for line in study.lines:
         full, here = line.row.full, plan.networks.get(line.row.name)

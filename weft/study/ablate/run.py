@@ -72,8 +72,8 @@ def say_costs(table: Table, plan: AblationPlan, how: Execution) -> None:
 
 def draft_plan(table: Table, request: AblationRequest, how: Execution) -> AblationPlan:
     """All but costs and length. Writes nothing, and refuses what an earlier call did not ask for."""
-    folder, there = how.folder, {"data": absolute(request.data), "init": absolute(request.init)}
-    request = replace(request, **there)
+    folder, init = how.folder, absolute(request.init) if request.init else ""
+    request = replace(request, data=absolute(request.data), init=init)
     if request.as_published:
         check_published(table)
     earlier = read_plan(folder)
@@ -138,7 +138,9 @@ def train_cells(table: Table, plan: AblationPlan, how: Execution, watch: Watch |
 
     minutes = plan.request.minutes
     in_time = may_start_until(how.begin + 60 * minutes) if minutes else None
-    runs = {row: {seed: f"cells/{cell.key}/run" for (name, seed), cell in cells.items() if name == row} for row, _ in cells}
+    runs: dict[str, dict[int, str]] = {}
+    for (name, seed), cell in cells.items():
+        runs.setdefault(name, {})[seed] = f"cells/{cell.key}/run"
     write_text(how.folder / RUNS, json.dumps(runs, indent=2))
     later = {row.name for row in table.rows if row.init in plan.networks}  # they begin where others ended
     waves = [[cell for (name, _), cell in cells.items() if (name in later) == last] for last in (False, True)]

@@ -9,7 +9,6 @@ from weft.study.ablate.tables import Table, TableRow
 from weft.study.cells.cell import LEFT_OUT, SCORES, Cell, Result
 from weft.study.statistics import Difference, difference_by_seed, mean_sd
 
-
 ONLY = {"published": "only --as-published", "short": "cited by the paper, not trained"}  # why a row was not
 
 
