@@ -281,7 +281,7 @@ def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_data_that_are_not_to_be_classified(tmp_path):
-    refused(command("search", "demo:nuclei", "--model", "cvt_nano", "--out", tmp_path / "out"), "classifiers")
+    refused(command("search", "demo:nuclei", "--model", "cvt_nano", "--out", tmp_path / "out"), "--no-supernet")
 
 
 def small_search(tmp_path, trials: int, *more: object):

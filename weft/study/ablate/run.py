@@ -180,15 +180,15 @@ def cells_of(table: Table, plan: AblationPlan, seeds: int) -> dict[tuple[str, in
         if weights:
             cell = cells[row.name, seed]
             cells[row.name, seed] = replace(cell, settings={**cell.settings, "model.init": weights})
+    if plan.request.init and not any("model.init" in cell.settings for cell in cells.values()):
+        raise WeftError(f"--init {plan.request.init}: it has no row of the same name as one of {table.name}'s.")
     return cells
 
 
 def find_weights(study: Path, row: str, seed: int) -> str:
-    """The run of a row in another study: with the same seed, or else with the first."""
+    """The run of a row in another study, with the same seed or else with the first; "" where it has no such row."""
     try:
         runs = json.loads((study / RUNS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise WeftError(f"--init {study}: there is no {RUNS}, so it is no study of `weft ablate`.") from None
-    if row not in runs:
-        raise WeftError(f"--init {study}: it has no row {row!r} to begin with; it has {', '.join(runs)}.")
-    return str(study / runs[row].get(str(seed), runs[row]["0"]))
+    return str(study / runs[row].get(str(seed), runs[row]["0"])) if row in runs else ""
