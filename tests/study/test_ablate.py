@@ -267,7 +267,7 @@ def test_bad_input_is_one_line(tmp_path, options, words):
     assert not (tmp_path / "study").exists()
 
 
-# As published, with masks, with weights --------------------------------------------------------------------------------
+# As published, with masks, with weights ------------------------------------------------------------------------------
 
 
 @pytest.fixture

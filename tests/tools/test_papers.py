@@ -8,6 +8,7 @@ from tests.tools.test_docs import DOCS, commands
 from tools import papers
 from weft.catalog.papers import PAPERS
 from weft.cli.app import app, take_keys
+from weft.data.boxes.coco import BOX_SETS
 from weft.data.masks.sets import MASK_SETS
 from weft.data.sources.named import OTHERS, TORCHVISION
 from weft.run.recipes import recipe_names
@@ -77,7 +78,7 @@ def test_commands_plan():
         if words[0] == "ablate" and bound.arguments.get("as_published"):
             table = find_table(bound.arguments["table"])
             check_published(table)
-            assert bound.arguments["data"].partition(":")[0] in {*TORCHVISION, *OTHERS, *MASK_SETS, "coco"}
+            assert bound.arguments["data"].partition(":")[0] in {*TORCHVISION, *OTHERS, *MASK_SETS, *BOX_SETS}
             planned += 1
         if words[0] == "recipes":
             assert words[1] in dict(recipe_names())
