@@ -124,7 +124,7 @@ def time_step(config: Config, classes: int, count: int, device: torch.device) ->
     facts = TaskFacts(names, preprocessing, device, dtype, labels=labels, pixel_counts=[1] * classes)
     task = make_task(config.data.task, config, facts)
     model = make_model(config, classes=names, size=(side, side)).model.to(device)
-    model = fast_on(model.to(memory_format=torch.channels_last), device)  # pyright: ignore[reportCallIssue]
+    model = fast_on(model.to(memory_format=torch.channels_last), device)
     model.train(not config.model.frozen_mode)
     optimizer = make_optimizer(model, config.optim, config.run.batch or count)
     pictures, targets = task.prepare(task.dummy_batch(count), 0)
