@@ -138,7 +138,9 @@ def on_set(table: Table, rows: list[TableRow], name: str) -> str:
         return f"{label}: not computed, the second stage depends on what is found"
     exact = [was_measured for _, was_measured in found]
     how = "measured" if all(exact) else "in part measured" if any(exact) else "estimated"
-    spent = sum(known)
+    spent, silent = sum(known), len(found) - len(known)
+    if silent:  # detectors that nobody has timed: their second stage depends on what is found
+        how = f"measured, for {len(known)} of these; the others are not computed"
     return f"{label}: {spent:,.{0 if spent >= 10 else 1}f} hours, {how}"
 
 
