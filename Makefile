@@ -44,8 +44,9 @@ dist: $(INSTALLED) ## build the sdist and, from it, the wheel, into dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
-docs: $(INSTALLED) ## write docs/counts.md and the pictures of the architectures and of the code again (about three minutes)
+docs: $(INSTALLED) ## write docs/counts.md, docs/papers.md and the pictures of the architectures and of the code again (about three minutes)
 	$(BIN)/python -m tools.counts
+	$(BIN)/python -m tools.papers
 	$(BIN)/python -m tools.draw
 	$(BIN)/python -m tools.rooms
 

@@ -5,18 +5,21 @@ import re
 
 import pytest
 import timm
+import torch
 
 from tests.helpers.made_data import tree
 from tests.helpers.play_workers import play, times_trained  # noqa: F401  a fixture
-from tests.helpers.small_runs import CVT, command, make_pictures, refused
+from tests.helpers.small_runs import CVT, command, make_pictures, make_squares, refused
 from weft.catalog.cost import count_parameters
+from weft.heads import make_segmenter
 from weft.study.ablate.costs import Cost
 from weft.study.ablate.plan import AblationPlan, AblationRequest, read_plan
 from weft.study.ablate.report import Forest, as_markdown, result_row
 from weft.study.ablate.run import cells_of
 from weft.study.ablate.summary import summarise
-from weft.study.ablate.tables import Network, Table, TableRow, find_table
+from weft.study.ablate.tables import Network, Table, TableRow, find_table, table_names
 from weft.study.cells.cell import Result
+from weft.study.cells.setup import open_study_data
 
 # What is said of known scores ----------------------------------------------------------------------------------------
 
@@ -233,7 +236,7 @@ def test_own_table_is_shown(mine):
 def test_tables_are_listed_and_shown():
     code, out, _ = command("ablate")
     assert code == 0
-    assert len(out.splitlines()) == 22
+    assert len(out.splitlines()) == 1 + len(table_names())
     assert "CvT, table 5" in out
     code, out, _ = command("ablate", "cvt-embedding")
     assert code == 0
@@ -253,11 +256,99 @@ def test_tables_are_listed_and_shown():
         (["cvt-position", "demo:fashion", "--device", "cuda:99"], ["cuda:99"]),
         (["cvt-position", "demo:fashion", "--optim.lrr", "1"], ["optim.lrr"]),
         (["cvt-position", "demo:fashion", "--recipe", "quik"], ["'quik'", "quick"]),
+        (["cvt-position", "demo:fashion", "--as-published", "--epochs", "2"], ["--as-published", "--epochs"]),
+        (["cvt-position", "demo:fashion", "--as-published", "--model", "nano"], ["--as-published", "--model"]),
+        (["cvt-position", "demo:fashion", "--plan"], ["--plan", "--as-published"]),
+        (["cvt-position", "demo:fashion", "--init", "."], ["--init", "runs.json"]),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, options, words):
     refused(command("ablate", *options, "--out", tmp_path / "study"), *words)
     assert not (tmp_path / "study").exists()
+
+
+# As published, with masks, with weights ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A training step of ten pictures takes a second."""
+    monkeypatch.setattr("weft.study.ablate.published.time_step", lambda config, classes, count, device: count / 10)
+
+
+@pytest.fixture
+def published(tmp_path):
+    rows = [
+        {"name": "small", "switches": CVT, "paper": {"top1": 70.25}},
+        {"name": "larger pictures", "switches": CVT, "settings": {"augment.img_size": 24}, "init": "small"},
+        {"name": "cited", "switches": CVT, "only": "short", "paper": {"top1": 60}},
+    ]
+    rows[1] |= {"only": "published", "recipe": "finetune"}
+    content = {"title": "Mine", "model": "cvt_nano", "columns": ["top1"], "recipe": "demo", "length": 4, "rows": rows}
+    (tmp_path / "table.yaml").write_text(json.dumps(content))
+    return tmp_path / "table.yaml"
+
+
+def test_as_published(play, pictures, published, unmeasured, unhurried):  # noqa: F811
+    """Each row with its recipe; what it costs comes first; a row that goes on from another waits for it."""
+    study = ["ablate", published, pictures, "--as-published", "--out", play, "--device", "cpu", "--jobs", 1]
+    code, out, err = command(*study, "--plan")
+    assert code == 0, err
+    assert not play.exists()
+    count = read_count(pictures)
+    hours = 4 * count / 10 / 3600
+    assert re.search(rf"small +demo +4 +28 +10 +{hours:.4g}\n", out)
+    assert re.search(r"larger pictures +finetune +4 +24 +10 ", out)
+    assert "cited" not in out
+    code, out, err = command(*study)
+    assert code == 0, err
+    assert "In all about" in out
+    assert re.search(r"cited .*cited by the paper, not trained +60\.0 \(-10\.2\)", out)
+    first, second = cells_of(find_table(str(published)), read_plan(play), 1).values()
+    assert (first.recipe, first.settings["run.epochs"], "model.init" in first.settings) == ("demo", 4, False)
+    assert (second.recipe, second.settings["augment.img_size"]) == ("finetune", 24)
+    assert second.settings["model.init"] == str(play / "cells" / first.key / "run")
+    assert json.loads((play / "runs.json").read_text())["small"] == {"0": f"cells/{first.key}/run"}
+
+
+def test_short_study_leaves_out_what_is_only_published(play, pictures, published, unmeasured):  # noqa: F811
+    study = ["ablate", published, pictures, "--epochs", 1, "--out", play, "--device", "cpu", "--jobs", 1]
+    code, out, err = command(*study, "--seeds", 1)
+    assert code == 0, err
+    assert re.search(r"larger pictures .*only --as-published", out)
+    assert {name for name, _ in cells_of(find_table(str(published)), read_plan(play), 1)} == {"small", "cited"}
+
+
+def test_weights_of_another_study(play, pictures, mine, unmeasured, tmp_path):  # noqa: F811
+    how = ["--epochs", 1, "--seeds", 2, "--device", "cpu", "--jobs", 1]
+    assert command("ablate", mine, pictures, *how, "--out", play)[0] == 0
+    code, _, err = command("ablate", mine, pictures, *how, "--out", tmp_path / "second", "--init", play)
+    assert code == 0, err
+    cells = cells_of(find_table(str(mine)), read_plan(tmp_path / "second"), 2)
+    runs = json.loads((play / "runs.json").read_text())
+    for (name, seed), cell in cells.items():
+        assert cell.settings["model.init"] == str(play / runs[name][str(seed)])
+
+
+def test_heads_are_counted(play, mine, unmeasured, tmp_path):  # noqa: F811
+    """Rows may differ in their heads; costs are those of the whole network."""
+    rows = [{"name": head, "settings": {"model.head": head}} for head in ("fpn", "vt-fpn")]
+    mine.write_text(json.dumps({"title": "Heads", "model": "cetnet_nano", "rows": rows}))
+    squares = make_squares(tmp_path / "squares")
+    study = ["ablate", mine, squares, "--epochs", 1, "--seeds", 1, "--out", play, "--device", "cpu", "--jobs", 1]
+    code, _, err = command(*study)
+    assert code == 0, err
+    plan = read_plan(play)
+    assert {name: network.head for name, network in plan.networks.items()} == {"fpn": "fpn", "vt-fpn": "vt-fpn"}
+    for name, cost in plan.costs.items():
+        backbone = timm.create_model("cetnet_nano", num_classes=0)
+        assert cost.parameters == count_parameters(make_segmenter(backbone, name, plan.classes))
+
+
+def read_count(pictures) -> int:
+    """Training pictures that `weft ablate` finds in a folder."""
+    device = torch.device("cpu")
+    return open_study_data({"data.source": str(pictures)}, "", device, lambda line: None).pictures
 
 
 def test_folders_of_others_are_left_alone(tmp_path, pictures, mine):

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+import timm
 
-from tests.helpers.small_runs import command, refused
+from tests.helpers.small_runs import command, make_squares, refused
+from weft.catalog.cost import count_parameters
+from weft.heads import make_segmenter
 from weft.study.cells.cell import Result
-from weft.study.cells.setup import StudySetup
+from weft.study.cells.setup import StudySetup, prepare_study
 from weft.study.efficiency import compare as comparing
 from weft.study.efficiency.compare import compare
 from weft.study.efficiency.comparison import Design
@@ -155,3 +158,20 @@ def test_bad_input_gets_one_line(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(command("bench", *arguments), *words)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("layout", "head"), [("masks", "fpn"), ("coco", "mask-rcnn")])
+def test_masks_and_boxes_are_compared_under_one_head(tmp_path, layout, head):
+    """Costs hold the head; of a detector, more than the backbone's."""
+    data = str(make_squares(tmp_path / layout, layout))
+    common = prepare_study(data, ["cetnet_nano", "cvt_nano"], {}, "", lambda line: None)
+    assert (common.head, common.settings["model.head"]) == (head, head)
+    for model in common.models:
+        parameters, macs = comparing.count_cost(common, model)
+        backbone = timm.create_model(model, num_classes=0)
+        assert macs > 0
+        assert parameters > 2 * count_parameters(backbone)
+        if layout == "masks":
+            assert parameters == count_parameters(make_segmenter(backbone, head, common.classes))
+    found = design(common=common)
+    assert {found.cell(*training).settings["model.head"] for training in found.trainings()} == {head}

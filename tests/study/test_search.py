@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
-from tests.helpers.small_runs import command, make_pictures, refused
+from tests.helpers.small_runs import command, make_pictures, make_squares, refused
 from tests.helpers.variants import CVT
 from weft.engine.log import METRICS
 from weft.errors import WeftError
 from weft.study.cells.cell import Result, cell_folder
 from weft.study.search import search as searching
-from weft.study.search.plan import SearchPlan, SearchResult, Trial, save_plan, short_number
+from weft.study.search.plan import SearchPlan, SearchResult, Trial, make_plan, save_plan, short_number
 from weft.study.search.prune import is_below_median
 from weft.study.search.search import Search, _seconds
 from weft.study.search.supernet import Costs
@@ -281,7 +281,17 @@ def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_data_that_are_not_to_be_classified(tmp_path):
-    refused(command("search", "demo:nuclei", "--model", "cvt_nano", "--out", tmp_path / "out"), "classifiers")
+    refused(command("search", "demo:nuclei", "--model", "cvt_nano", "--out", tmp_path / "out"), "--no-supernet")
+
+
+def test_masks_are_searched_without_a_supernet(tmp_path):
+    """The networks are backbones, whose cells are trained under the head."""
+    how = dict(recipe="", space="", say=lambda line: None, supernet=False, epochs=4)
+    plan = make_plan(str(make_squares(tmp_path / "squares")), "cvt_nano", {}, **how)
+    assert (plan.shape["num_classes"], plan.settings["model.head"]) == (0, "fpn")
+    search = Search(tmp_path / "search", plan)
+    search.check_limits()
+    assert search.cell(plan.space.default, 1).settings["model.head"] == "fpn"
 
 
 def small_search(tmp_path, trials: int, *more: object):

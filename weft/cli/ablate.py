@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from weft.cli.options import Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.options import Flag, Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
 from weft.errors import WeftError, check_positive, check_ratio
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ def ablate(
     model: str = "",
     img_size: int | None = None,
     fraction: float = 1.0,
-    seeds: int = 3,
+    seeds: int | None = None,
     recipe: str = "",
+    as_published: Annotated[bool, Flag] = False,
+    plan: Annotated[bool, Flag] = False,
+    init: str = "",
     jobs: int = 0,
     device: str = "auto",
     out: str = "",
@@ -58,9 +61,16 @@ def ablate(
     fraction
         Train on this part of the training pictures only.
     seeds
-        How often each row is trained. More can be asked for later.
+        How often each row is trained, by default 3 times, and once with --as-published. More can be asked for later.
     recipe
         A name of `weft recipes`, or a YAML file; by default quick for up to 30 epochs, else chosen from the data.
+    as_published
+        Train each row as the paper did: its recipe, epochs, batch and size. Says first what that costs on this machine.
+    plan
+        With --as-published: say what it costs, and train nothing.
+    init
+        A study of `weft ablate` whose rows give the rows of the same names their first weights: train on ImageNet with
+        one table, then transfer with another. Without it, as the recipe says.
     jobs
         Cells at once; 0: one for each GPU, or as many as a CPU has cores for, up to four.
     device
@@ -81,28 +91,44 @@ def ablate(
     if not data:
         _show(chosen, table)
         return
+    seeds = (1 if as_published else 3) if seeds is None else seeds
     check_positive(seeds=seeds, jobs=jobs or 1, img_size=1 if img_size is None else img_size)
     check_ratio(fraction=fraction)
     check_length(epochs, minutes)
+    _check_published(as_published, plan, epochs=epochs, minutes=minutes, recipe=recipe, img_size=img_size, model=model)
 
     from weft.run.train import name_settings
     from weft.study.ablate.plan import AblationRequest, Execution
-    from weft.study.ablate.run import run_ablation
+    from weft.study.ablate.run import plan_ablation, run_ablation
 
     request = AblationRequest(
         data=data,
         model=model,
-        minutes=0.0 if epochs else minutes or MINUTES,
+        minutes=0.0 if epochs or as_published else minutes or MINUTES,
         epochs=epochs or 0,
         img_size=img_size or 0,
         fraction=fraction,
         recipe=recipe,
         settings=name_settings(settings_of(keys)),
+        as_published=as_published,
+        init=init,
     )
     folder = study_folder(out, "ablate", chosen.name)
+    if plan:
+        plan_ablation(chosen, request, Execution(folder, seeds, jobs, device, say))
+        return
     with _watching(quiet) as (tell, watch):
         study = run_ablation(chosen, request, Execution(folder, seeds, jobs, device, tell), watch)
     _print_study(study, folder, quiet)
+
+
+def _check_published(as_published: bool, plan: bool, **others: Any) -> None:
+    """Raises for what makes no sense with --as-published, or without it."""
+    given = [name.replace("_", "-") for name, value in others.items() if value and value != "paper"]
+    if as_published and given:
+        raise WeftError(f"--as-published takes --{given[0]} from the paper; leave one of them out.")
+    if plan and not as_published:
+        raise WeftError("--plan says what --as-published costs; give both.")
 
 
 def _print_study(study: "Study", folder: Path, quiet: bool) -> None:
@@ -133,37 +159,39 @@ def _list_tables() -> list[list[str]]:
 def _show(table: "Table", given: str) -> None:
     """Prints a table with the paper's figures, and the costs of the same networks here."""
     from weft.study.ablate.costs import cost_in_paper
-    from weft.study.ablate.report import title
+    from weft.study.ablate.report import COLUMN_NAMES, title
     from weft.study.statistics import DASH
 
-    units = {"parameters": "M", "macs": "G", "throughput": "/s", "top1": "%"}
-    rows = []
+    units = {"parameters": "M", "macs": "G", "throughput": "/s"}  # all else is in per cent
+    columns, rows = [*table.columns, *table.sets], []
     for row in table.rows:
-        printed = [f"{row.paper[name]:g} {units[name]}" if name in row.paper else DASH for name in table.columns]
-        cost = cost_in_paper(row.full) if row.full else None
+        printed = [f"{row.paper[name]:g} {units.get(name, '%')}" if name in row.paper else DASH for name in columns]
+        cost = cost_in_paper(row)
         here = [f"{cost.parameters / 1e6:.2f} M", f"{cost.macs:.2f} G"] if cost else [DASH, DASH]
         rows.append([row.name, *printed, *here, *_network_cells(row)])
-    names = {"top1": "top-1", "macs": "MACs"}
     header = [
         "row",
-        *(f"paper: {names.get(name, name)}" for name in table.columns),
+        *(f"paper: {COLUMN_NAMES.get(name, name)}" for name in columns),
         "here: parameters",
         "MACs",
         "model",
         "switches",
     ]
     print(f"{title(table)}\n")
-    print_columns([header, *rows], right=range(1, len(table.columns) + 3))
+    print_columns([header, *rows], right=range(1, len(columns) + 3))
     for text in table.differs:
         print(f"- {text}")
     print(f"\nTrain it: weft ablate {given} DATA --minutes 30")
+    if table.data:
+        print(f"As the paper did: weft ablate {given} {table.data[-1]}:ROOT --as-published")
 
 
 def _network_cells(row: "TableRow") -> list[str]:
     """Model and switches."""
     if row.full is None:
         return ["-", f"not here: {row.missing}"]
-    return [row.full.model, ", ".join(f"{name}={value}" for name, value in row.full.switches.items()) or "-"]
+    switches = {**({"head": row.full.head} if row.full.head else {}), **row.full.switches}
+    return [row.full.model, ", ".join(f"{name}={value}" for name, value in switches.items()) or "-"]
 
 
 @contextmanager
@@ -209,7 +237,8 @@ def _live_table(study: "Study", states: dict[str, str]) -> Any:
     for name in ("row", scored(study), "difference", "verdict", "now"):
         shown.add_column(name)
     for line in study.lines:
-        mine = [states[cells[line.row.name, seed].key] for seed in range(study.seeds)] if not line.row.missing else []
+        keys = [cells[line.row.name, seed].key for seed in range(study.seeds)] if line.is_trained else []
+        mine = [states.get(key, "waiting") for key in keys]
         running = [state for state in mine if state not in ("done", "waiting", LEFT_OUT)]
         now = running[0] if running else "waiting" if "waiting" in mine else ""
         texts = (line.row.name, score(line), format_difference(line.difference), line.verdict, now)

@@ -41,7 +41,7 @@ def search(
     Parameters
     ----------
     data
-        Pictures with labels, as for `weft train`.
+        Pictures with labels, as for `weft train`; with masks or boxes, --no-supernet is needed.
     model
         Where to search from, such as cvt_13; by default chosen from the data.
     space

@@ -23,7 +23,7 @@ SPARE = 0.92  # of the time; the rest is for what takes longer than planned
 def fit_into_time(plan: AblationPlan, table: Table, how: Execution) -> AblationPlan:
     """Trains a few rows for a few steps, and from how long that took chooses epochs and pictures for all."""
     batch, pictures, minutes = plan.settings["run.batch"], plan.pictures, plan.request.minutes
-    rows = [row for row in table.rows if not row.missing]
+    rows = table.trained(published=False)
     fraction = min(1.0, PILOT_STEPS * batch / pictures)
     how.say(f"{minutes:g} minutes: a few steps first, to see how long they take")
     pilots = choose_pilots(rows, table.base, plan.costs, how.workers)

@@ -9,11 +9,15 @@ from torch import nn
 
 from weft.catalog.cost import count_macs, count_parameters
 from weft.catalog.papers import PAPERS
+from weft.config import Config
 from weft.errors import WeftError
 from weft.fast.fuse import fuse
+from weft.heads import DETECTORS
+from weft.heads.features import any_size
+from weft.heads.folder import DenseSpec, build_dense
 from weft.models.registry import takes_size
 from weft.run.build import create
-from weft.study.ablate.tables import Network
+from weft.study.ablate.tables import Network, TableRow
 from weft.study.speed.measure import DTYPES, SpeedSettings, TimedModel, time_in_turns
 from weft.study.speed.models import is_ours
 
@@ -27,40 +31,67 @@ class Cost:
     throughput: float | None = None  # pictures per second, inference
 
 
-def cost_in_paper(network: Network) -> Cost | None:
-    """At the size of the papers: 1,000 classes, 224 pixels. What `weft.catalog.papers` has is not counted again."""
-    for row in (row for paper in PAPERS for row in paper.rows):
-        same = row.model == network.model and as_lists(row.switches) == as_lists(network.switches)
-        if same and row.img_size == 224 and not row.head:
-            return Cost(row.parameters, row.macs)
-    return count_cost(network, img_size=224)
+def cost_in_paper(row: TableRow) -> Cost | None:
+    """At the size of the papers: 1,000 classes, 224 pixels. What `weft.catalog.papers` has is not counted again.
+
+    With a head, at the size that the paper counts it at, where that is in `weft.catalog.papers`.
+    """
+    network, size = row.full, row.settings.get("augment.img_size", 224)
+    if network is None:
+        return None
+    for known in (known for paper in PAPERS for known in paper.rows):
+        switches = {key: value for key, value in known.switches.items() if key != "img_size"}
+        same = known.model == network.model and as_lists(switches) == as_lists(network.switches)
+        if same and known.head == network.head and (known.head or known.img_size == size):
+            return Cost(known.parameters, known.macs)
+    return None if network.head else count_cost(network, size)
 
 
 def count_cost(network: Network, img_size: int, classes: int = 1000, channels: int = 3) -> Cost | None:
     """None of a network that cannot be made for pictures of this size; its cell says why."""
     try:
-        model = _make(network, img_size, classes, channels, "meta")
-        macs = count_macs(model, (channels, img_size, img_size))
+        parameters, macs = count_network(network, img_size, classes, channels)
     except (WeftError, AssertionError, ValueError, RuntimeError):
         return None
-    return Cost(count_parameters(model), round(macs / 1e9, 6))
+    return Cost(parameters, round(macs / 1e9, 6))
+
+
+def count_network(network: Network, img_size: int, classes: int, channels: int) -> tuple[int, int]:
+    """Parameters and MACs, with the head, where there is one.
+
+    The MACs of a detector are those of backbone and pyramid: what the rest costs depends on what it finds.
+    """
+    model: Any = _make(network, img_size, classes, channels, "meta")
+    counted = model.backbone if network.head in DETECTORS else model
+    return count_parameters(model), count_macs(counted, (channels, img_size, img_size))
 
 
 def measure_throughput(
-    networks: Mapping[str, Network], img_size: int, classes: int, channels: int, device: torch.device, threads: int
+    networks: Mapping[str, Network],
+    sizes: Mapping[str, int],
+    classes: int,
+    channels: int,
+    device: torch.device,
+    threads: int,
 ) -> dict[str, float | None]:
     """Pictures per second of inference, each network timed in every round; None of one that does not run.
 
-    On a CPU with as many threads as a cell has for its training.
+    On a CPU with as many threads as a cell has for its training. Detectors are not timed: nothing is to be found in
+    random numbers.
     """
     gpu = device.type == "cuda"
     batch, dtype = (256, "bf16") if gpu else (16, "fp32")
-    settings = SpeedSettings(batch=batch, channels=channels, img_size=img_size, dtype=dtype, device=str(device))
+    common: Any = dict(channels=channels, dtype=dtype, device=str(device))
+    settings = {
+        name: SpeedSettings(batch=max(1, batch // 16) if network.head else batch, img_size=sizes[name], **common)
+        for name, network in networks.items()
+        if network.head not in DETECTORS
+    }
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        models = {name: _ready(network, settings, classes) for name, network in networks.items()}
-        timed = [TimedModel(name, settings, model) for name, model in models.items() if model is not None]
+        models = {name: _ready(networks[name], how, classes) for name, how in settings.items()}
+        timed = [TimedModel(name, settings[name], model) for name, model in models.items() if model is not None]
         times = time_in_turns(timed, SECONDS)
     finally:
         torch.set_num_threads(before)
@@ -68,7 +99,7 @@ def measure_throughput(
         del models, timed
         torch.cuda.empty_cache()  # for the workers
     calmest = {name: min(rounds) for name, rounds in times.items() if rounds}
-    return {name: settings.batch / calmest[name] if name in calmest else None for name in networks}
+    return {name: settings[name].batch / calmest[name] if name in calmest else None for name in networks}
 
 
 def _ready(network: Network, settings: SpeedSettings, classes: int) -> Any:
@@ -77,14 +108,20 @@ def _ready(network: Network, settings: SpeedSettings, classes: int) -> Any:
         model = _make(network, settings.img_size, classes, settings.channels, settings.device).eval()
     except (WeftError, AssertionError, ValueError, RuntimeError):
         return None
-    model = fuse(model) if is_ours(network.model) else model
+    model = fuse(model) if is_ours(network.model) and not network.head else model
     return model.to(dtype=DTYPES[settings.dtype], memory_format=torch.channels_last)  # pyright: ignore
 
 
 def _make(network: Network, img_size: int, classes: int, channels: int, device: str) -> nn.Module:
     size = {"img_size": img_size} if takes_size(network.model) else {}
     args = {"device": device, **size, **network.switches}
-    return create(network.model, args, classes, channels, pretrained=False)
+    if not network.head:
+        return create(network.model, args, classes, channels, pretrained=False)
+    args = {**any_size(network.model), **args}
+    backbone = create(network.model, args, 0, channels, pretrained=False)
+    spec = DenseSpec("", network.model, args, channels, network.head, network.head_args, [""] * classes)
+    with torch.device(device):
+        return build_dense(spec, Config(), backbone)
 
 
 def as_lists(value: Any) -> Any:

@@ -44,6 +44,8 @@ class AblationRequest:
     fraction: float = 1.0
     recipe: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    as_published: bool = False  # each row with the paper's recipe, length and size
+    init: str = ""  # a study whose rows give those of this one their first weights
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,18 @@ class AblationPlan:
     fraction: float = 1.0
     costs: dict[str, Cost] = field(default_factory=dict)
     device: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)  # by row, where it is not `img_size`
+    lengths: dict[str, int] = field(default_factory=dict)  # epochs by row; else they are `epochs`
+    folder: str = ""  # of the study
+
+    def size(self, row: str) -> int:
+        return self.sizes.get(row, self.img_size)
 
     def cell(self, row: TableRow, seed: int, epochs: int | None = None, fraction: float | None = None) -> Cell:
         """A row's training with one seed."""
         if epochs is None or fraction is None:
-            epochs, fraction = whole_epochs(self.epochs * row.epochs, self.fraction * row.fraction)
+            common = self.lengths.get(row.name, self.epochs)
+            epochs, fraction = whole_epochs(common * row.epochs, self.fraction * row.fraction)
         network = self.networks[row.name]
         length = {
             "run.epochs": epochs,
@@ -95,7 +104,8 @@ class AblationPlan:
             "data.fraction": round(self.request.fraction * fraction, 6),
         }
         settings = {**self.settings, **row.settings, **length}
-        return Cell(self.request.data, network.model, seed, dict(network.switches), settings, self.recipe)
+        recipe = row.recipe if self.request.as_published else self.recipe
+        return Cell(self.request.data, network.model, seed, dict(network.switches), settings, recipe)
 
 
 # Making one ---------------------------------------------------------------------------------------------------------
@@ -104,43 +114,58 @@ class AblationPlan:
 def make_plan(table: Table, request: AblationRequest, device: torch.device, workers: int, quick: bool) -> AblationPlan:
     """Opens the data and decides what a run would decide for the base row; the other rows follow it.
 
-    `quick`: the recipe of short trainings, where none was asked for.
+    As published, each row has its own recipe. `quick`: the recipe of short trainings, where none was asked for.
     """
+    published = request.as_published
     if request.model not in OWN_SIZES:
         check_name(request.model)
         if not table.model:
             raise WeftError(f"{table.name}: every row names its own model, so --model {request.model} replaces none.")
+    rows = {row.name: row for row in table.trained(published)}
     given = {**request.settings, **({"augment.img_size": request.img_size} if request.img_size else {})}
     given |= {"data.source": request.data, "data.fraction": request.fraction}
-    study = open_study_data(given, request.recipe, device, say=lambda line: None)
+    first = table.base if table.base in rows else next(iter(rows))
+    opened_by = rows[first].recipe if published else request.recipe
+    study = open_study_data(given, opened_by, device, say=lambda line: None)
     dense = not task_class(study.data.source.task).whole_pictures
     affordable = device.type != "cpu" and usual_side(study.data.report) > SMALL
-    small = request.model == "nano" or (not request.model and not affordable)
-    networks = {row.name: choose_network(table, row, request.model, small) for row in table.rows if not row.missing}
+    small = request.model == "nano" or (not request.model and not affordable and not published)
+    networks = {name: choose_network(table, row, request.model, small) for name, row in rows.items()}
     recipe = request.recipe or (QUICK if quick and not dense else study.recipe())
+    recipes = {name: row.recipe if published else recipe for name, row in rows.items()}
 
-    def filled(network: Network, more: dict[str, Any] | None = None) -> Config:
-        return study.filled(recipe, {"model.name": network.model, "model.args": dict(network.switches)}, more)
+    def filled(name: str, more: dict[str, Any]) -> Config:
+        own = {"model.name": networks[name].model, "model.args": dict(networks[name].switches)}
+        return study.filled(recipes[name], own, {**more, **rows[name].settings})
 
-    base = filled(networks[table.base])
+    base = filled(first, {})
     readers = {} if device.type == "cpu" else {"data.workers": max(1, min(8, cores() // workers))}
-    own = {key: study.given[key] for key in request.settings if key != "run.batch"}  # the base has that as a number
-    settings = {**study.shared(base), **readers, **own}
-    networks = {
-        name: Network(network.model, filled(network, settings).model.args) for name, network in networks.items()
-    }
+    shared = study.shared(base)
+    of_recipes = ("augment.img_size", "run.batch") if published else ()  # each has its own
+    own = {key: study.given[key] for key in request.settings if published or key != "run.batch"}  # a number in `shared`
+    settings = {**{key: value for key, value in shared.items() if key not in of_recipes}, **readers, **own}
+    configs = {name: filled(name, settings) for name in networks}
+    sizes = {name: config.augment.img_size for name, config in configs.items()}
     return AblationPlan(
         request=request,
         fingerprint=str(fingerprint(study.data.source)),
-        recipe=recipe,
+        recipe=recipes[first],
         img_size=base.augment.img_size,
         classes=len(study.data.source.classes),
         channels=base.data.channels,
         pictures=study.pictures,
         settings=settings,
-        networks=networks,
+        networks={name: network_of(config, dense) for name, config in configs.items()},
         device=str(device),
+        sizes={name: size for name, size in sizes.items() if size != base.augment.img_size},
+        lengths={name: table.length or config.run.epochs for name, config in configs.items()} if published else {},
     )
+
+
+def network_of(config: Config, dense: bool) -> Network:
+    """The network that a run with these settings trains."""
+    model = config.model
+    return Network(model.name, model.args, model.head, model.head_args) if dense else Network(model.name, model.args)
 
 
 def choose_network(table: Table, row: TableRow, wanted: str, small: bool) -> Network:
@@ -156,14 +181,17 @@ def choose_network(table: Table, row: TableRow, wanted: str, small: bool) -> Net
 
 def find_costs(plan: AblationPlan, how: Execution) -> dict[str, Cost]:
     """The costs of every row's network at the size that is trained."""
-    shape, device = (plan.img_size, plan.classes, plan.channels), how.first_device
+    shape, device = (plan.classes, plan.channels), how.first_device
     threads = threads_per_worker(worker_devices(str(device), how.jobs))
-    speeds = measure_throughput(plan.networks, *shape, device, threads)
-    counts = {name: count_cost(network, *shape) for name, network in plan.networks.items()}
+    sizes = {name: plan.size(name) for name in plan.networks}
+    speeds = measure_throughput(plan.networks, sizes, *shape, device, threads)
+    counts = {name: count_cost(network, sizes[name], *shape) for name, network in plan.networks.items()}
     return {name: replace(cost, throughput=speeds[name]) for name, cost in counts.items() if cost is not None}
 
 
 def describe(plan: AblationPlan) -> str:
+    if plan.request.as_published:
+        return f"{many(len(plan.networks), 'row')} as published, on {plan.pictures:,} pictures"
     pictures = round(plan.fraction * plan.pictures)
     models = dict.fromkeys(network.model for network in plan.networks.values())
     length = f"{many(plan.epochs, 'epoch')} of {pictures:,} pictures at {plan.img_size} pixels"
@@ -214,4 +242,4 @@ def check_same(earlier: AblationPlan, now: AblationPlan, study: Path) -> None:
         )
 
 
-REQUESTED = ("model", "minutes", "epochs", "img_size", "fraction", "recipe")
+REQUESTED = ("as_published", "init", "model", "minutes", "epochs", "img_size", "fraction", "recipe")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from weft.catalog.papers import PAPERS
 from weft.files import write_text
+from weft.heads import DETECTORS
+from weft.report.text import SCORES
 from weft.study.ablate.costs import Cost
 from weft.study.ablate.plan import describe
 from weft.study.ablate.summary import Study, SummaryLine
@@ -39,23 +41,25 @@ def short_header(study: Study) -> list[str]:
 
 
 def short_row(line: SummaryLine) -> list[str]:
-    """For a terminal: the row that was trained, and the paper's top-1 with its difference."""
-    paper = percent_as_printed(line.row.paper.get("top1"))
+    """For a terminal: the row that was trained, and the paper's score with its difference."""
+    paper = percent_as_printed(line.paper)
     if line.paper_difference is not None:
         paper += f" ({line.paper_difference:+.1f})"
     return [line.row.name, *costs(line.cost), score(line), format_difference(line.difference), line.verdict, paper]
 
 
 def result_header(study: Study) -> list[str]:
-    return ["row", scored(study), "difference", "paper: top-1", "paper: difference", "verdict"]
+    printed = f"paper: {COLUMN_NAMES.get(study.paper_column, study.paper_column) or 'score'}"
+    return ["row", scored(study), "difference", printed, "paper: difference", "verdict"]
 
 
 def result_row(line: SummaryLine) -> list[str]:
-    printed = percent_as_printed(line.row.paper.get("top1"))
+    printed = percent_as_printed(line.paper)
     apart = DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}"
     return [line.row.name, score(line), format_difference(line.difference), printed, apart, line.verdict]
 
 
+COLUMN_NAMES = {**SCORES, "macs": "MACs", "miou_scales": "mIoU, several scales"}
 COSTS = ["parameters", "MACs", "pictures/s"]
 COST_HEADER = [
     *("row", "paper: parameters", "paper: MACs", "here: parameters", "here: MACs"),
@@ -87,7 +91,8 @@ def score(line: SummaryLine) -> str:
 
 
 def percent_as_printed(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1f}"
+    """With as many digits as papers print: one, or two."""
+    return DASH if value is None else f"{value:.1f}" if value == round(value, 1) else f"{value:.2f}"
 
 
 # Pages ----------------------------------------------------------------------------------------------------------
@@ -112,13 +117,17 @@ def notes(study: Study) -> list[str]:
             + "; ".join(f"{line.row.name} to {line.row.base}" for line in study.lines if line.row.base != line.row.name)
             + "."
         )
+    with_head = any(network.head for network in plan.networks.values())
     if table.paper:
         said.append(
-            f"The paper's figures are those of {table.source}, on ImageNet-1k with its own recipe; 'here' is the same "
-            "network, counted at 224 pixels and 1,000 classes."
+            f"The paper's figures are those of {table.source}, on {' and '.join(table.data) or 'ImageNet-1k'} with its "
+            "own recipe; 'here' is the same network, counted "
+            + ("with its head at the paper's size." if with_head else "at 224 pixels and 1,000 classes.")
         )
         if any(paper.name == table.paper and not paper.counts_attention for paper in PAPERS):
             said.append(f"MACs here include the products of attention; those of {table.paper} leave them out.")
+    if any(network.head in DETECTORS for network in plan.networks.values()):
+        said.append("Trained detectors: MACs of backbone and pyramid; what the rest costs depends on the objects.")
     stand_ins: dict[str, list[str]] = {}
     for line in study.lines:
         full, here = line.row.full, plan.networks.get(line.row.name)

@@ -9,6 +9,8 @@ from weft.study.ablate.tables import Table, TableRow
 from weft.study.cells.cell import LEFT_OUT, SCORES, Cell, Result
 from weft.study.statistics import Difference, difference_by_seed, mean_sd
 
+ONLY = {"published": "only --as-published", "short": "cited by the paper, not trained"}  # why a row was not
+
 
 @dataclass(frozen=True)
 class SummaryLine:
@@ -21,13 +23,17 @@ class SummaryLine:
     mean: float | None = None
     sd: float | None = None
     difference: Difference | None = None  # to its base row; None for that itself
+    paper: float | None = None  # its score there, in per cent
     paper_difference: float | None = None  # in points
+    is_trained: bool = True
     errors: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
         if self.row.missing:
             return f"not here: {self.row.missing}"
+        if not self.is_trained:
+            return ONLY[self.row.only]
         if self.errors and not self.scores:
             return f"failed: {self.errors[0]}"
         if self.row.base == self.row.name:
@@ -49,10 +55,11 @@ class Study:
     done: int  # cells
     left_out: int  # cells for which there was no time
     score: str  # what the accuracy is called
+    paper_column: str  # the paper's figure beside it, such as top1, or the name of a set
 
     @property
     def cells(self) -> int:
-        return self.seeds * sum(not line.row.missing for line in self.lines)
+        return self.seeds * sum(line.is_trained for line in self.lines)
 
 
 def summarise(
@@ -72,7 +79,9 @@ def summarise(
             scores[name][seed] = result.score
         elif result is not None and result.error != LEFT_OUT:
             errors[name].append(result.error)
-    paper = {row.name: row.paper.get("top1") for row in table.rows}
+    score = score_name(list(results.values()))
+    column = table.score_column(plan.request.data, score)
+    paper = {row.name: row.paper.get(column) for row in table.rows}
     lines = []
     for row in table.rows:
         mean, sd = mean_sd(list(scores[row.name].values()))
@@ -85,13 +94,15 @@ def summarise(
                 mean=mean,
                 sd=sd,
                 difference=difference_by_seed(scores[row.name], scores[row.base]) if row.base != row.name else None,
+                paper=paper[row.name],
+                is_trained=row.is_trained(plan.request.as_published),
                 paper_difference=_minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
                 errors=tuple(errors[row.name]),
             )
         )
     done = sum(len(found) for found in scores.values())
     left_out = sum(cell.key in results and results[cell.key].error == LEFT_OUT for cell in cells.values())
-    return Study(table, plan, tuple(lines), seeds, done, left_out, score_name(list(results.values())))
+    return Study(table, plan, tuple(lines), seeds, done, left_out, SCORES.get(score, "accuracy"), column)
 
 
 def _minus(one: float | None, other: float | None) -> float | None:
@@ -99,5 +110,5 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 
 def score_name(results: Sequence[Result]) -> str:
-    names = (SCORES[name] for result in results for name in SCORES if result.metrics.get(name) is not None)
-    return next(names, "accuracy")
+    """What the cells are judged by; "" where none is done."""
+    return next((name for result in results for name in SCORES if result.metrics.get(name) is not None), "")

@@ -16,7 +16,18 @@
         settings: {optim.weight_decay: 0.1}      any key of `weft keys`
         paper: {parameters: 20.4, top1: 81.5}    M, macs in G, per cent: as printed; only of what `columns` names
 
-A row that cannot be made here says why under `missing`, and stays in the table.
+A row that cannot be made here says why under `missing`, and stays in the table. How the paper itself trains is for
+`weft ablate --as-published`:
+
+    recipe: cvt-imagenet                         of every row that names none
+    length: 100                                  epochs of its rows, where they are not the recipe's
+    data: [imagenet]                             the sets that it trains on; of several, each has a column of top-1
+    settings: {model.head: fpn}                  of every row, however it is trained
+    rows:
+      - name: every stage
+        recipe: cvt-384                          its own
+        init: none                               the row whose weights it begins with, here or in `--init STUDY`
+        only: published                          not in a short study; short: not as published, the paper cites it
 """
 
 from collections.abc import Mapping
@@ -28,15 +39,19 @@ from weft.config import Config, override
 from weft.errors import WeftError, did_you_mean
 
 FOLDER = Path(__file__).parent / "tables"
-COLUMNS = ("parameters", "macs", "throughput", "top1")  # what a paper may print of a row
+SCORES = ("top1", "miou", "mask_ap", "box_ap")  # what a row is judged by, and
+COLUMNS = ("parameters", "macs", "throughput", *SCORES, "miou_scales")  # what else a paper may print of it
+ONLY = ("published", "short")
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model and the arguments it is made with."""
+    """A model and the arguments it is made with, and the head over it, where there is one."""
 
     model: str
     switches: Mapping[str, Any] = field(default_factory=dict)
+    head: str = ""
+    head_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,15 @@ class TableRow:
     epochs: float = 1.0
     fraction: float = 1.0
     paper: Mapping[str, float] = field(default_factory=dict)
+    recipe: str = ""  # of the paper
+    init: str = ""  # the row whose weights it begins with in the paper
+    only: str = ""  # "published" or "short": how it is trained, where not in both ways
     note: str = ""
     missing: str = ""
+
+    def is_trained(self, published: bool) -> bool:
+        """Whether it takes part in a study that is as published, or in a short one."""
+        return not self.missing and self.only in ("", "published" if published else "short")
 
 
 @dataclass(frozen=True)
@@ -67,6 +89,8 @@ class Table:
     paper: str = ""  # such as "CvT"
     table: str = ""  # such as "5"
     columns: tuple[str, ...] = ()  # what the paper prints
+    data: tuple[str, ...] = ()  # the sets that the paper trains on
+    length: int = 0  # epochs in the paper; 0: those of the recipes
     differs: tuple[str, ...] = ()  # what is not as in the paper, beside data, size and length
 
     @property
@@ -74,6 +98,19 @@ class Table:
         """`CvT, table 5`; nothing of an own table."""
         where = f"table {self.table}" if self.table.isdigit() else self.table  # or a figure, a section
         return f"{self.paper}, {where}" if self.paper else ""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The sets that have a column each, of top-1."""
+        return self.data if len(self.data) > 1 else ()
+
+    def score_column(self, data: str, score: str = "") -> str:
+        """The column whose figures are compared: that of the set, `data`, or of what was scored; "" where none is."""
+        wanted = (data.partition(":")[0], score, *SCORES)
+        return next((name for name in wanted if name in (*self.sets, *self.columns)), "")
+
+    def trained(self, published: bool) -> list[TableRow]:
+        return [row for row in self.rows if row.is_trained(published)]
 
 
 def table_names() -> list[str]:
@@ -129,6 +166,10 @@ TABLE_KEYS = {
     "paper": str,
     "table": (str, int),
     "columns": list,
+    "data": list,
+    "recipe": str,
+    "length": int,
+    "settings": dict,
     "differs": list,
     "model": str,
     "nano": (str, dict),
@@ -145,6 +186,9 @@ ROW_KEYS = {
     "epochs": (int, float),
     "fraction": (int, float),
     "paper": dict,
+    "recipe": str,
+    "init": (str, int),
+    "only": str,
     "note": str,
     "missing": str,
 }
@@ -172,6 +216,8 @@ def read_table(file: Path) -> Table:
             raise WeftError(f"{file}: {where}: no row is called {wanted!r}." + did_you_mean(wanted, names))
         if rows[names.index(wanted)].missing:
             raise WeftError(f"{file}: {where}: {wanted!r} is missing here, so nothing can be compared with it.")
+    if rows[names.index(base)].only == "published":
+        raise WeftError(f"{file}: base: {base!r} is not in short studies; compare with another row.")
     return Table(
         name=file.stem,
         title=content["title"],
@@ -181,6 +227,8 @@ def read_table(file: Path) -> Table:
         paper=content.get("paper", ""),
         table=str(content.get("table", "")),
         columns=columns,
+        data=tuple(map(str, content.get("data", ()))),
+        length=content.get("length", 0),
         differs=tuple(map(str, content.get("differs", ()))),
     )
 
@@ -223,40 +271,50 @@ def _row(content: Any, number: int, table: dict[str, Any], columns: tuple[str, .
     for key, most in (("epochs", 1000), ("fraction", 1)):
         if not 0 < content.get(key, 1) <= most:
             raise WeftError(f"{where}: {key}: {content[key]!r} must be above 0 and at most {most}.")
+    if content.get("only", "published") not in ONLY:
+        raise WeftError(f"{where}: only: {content['only']!r} does not exist; choose from {', '.join(ONLY)}.")
     for key, value in content.get("paper", {}).items():
-        if key not in columns:
+        if key not in (*columns, *table.get("data", ())):
             raise WeftError(f"{where}: paper: {key!r} is not one of the table's columns.")
         if type(value) not in (int, float):
             raise WeftError(f"{where}: paper: {key}: {value!r} is not a number.")
+    settings = {**table.get("settings", {}), **content.get("settings", {})}
     try:
-        override(Config(), content.get("settings", {}))
+        override(Config(), settings)
     except WeftError as error:
         raise WeftError(f"{where}: settings: {error}") from None
     missing = content.get("missing", "")
-    full, nano = (None, None) if missing else _networks(content, table, where)
+    full, nano = (None, None) if missing else _networks(content, table, settings, where)
     return TableRow(
         name=str(content["name"]),
         full=full,
         nano=nano,
         base=str(content.get("base", "")),
-        settings=content.get("settings", {}),
+        settings=settings,
         epochs=float(content.get("epochs", 1)),
         fraction=float(content.get("fraction", 1)),
         paper=content.get("paper", {}),
+        recipe=content.get("recipe", table.get("recipe", "")),
+        init=str(content.get("init", "")),
+        only=content.get("only", ""),
         note=content.get("note", ""),
         missing=missing,
     )
 
 
-def _networks(row: dict[str, Any], table: dict[str, Any], where: str) -> tuple[Network, Network | None]:
+def _networks(
+    row: dict[str, Any], table: dict[str, Any], settings: dict[str, Any], where: str
+) -> tuple[Network, Network | None]:
     """The row's network, and its stand-in: the row's own switches over those of the stand-in."""
     model = row.get("model", table.get("model"))
     if not model:
         raise WeftError(f"{where}: model is missing, and the table names none.")
     switches = row.get("switches", {})
+    head = {"head": settings.get("model.head", ""), "head_args": settings.get("model.head_args", {})}
     given: Any = row.get("nano") or (None if "model" in row else table.get("nano"))
     if given is None:
-        return Network(model, switches), None
+        return Network(model, switches, **head), None
     nano: dict[str, Any] = {"model": given} if isinstance(given, str) else given
     _check(nano, NANO_KEYS, (), f"{where}: nano")
-    return Network(model, switches), Network(nano.get("model", model), {**switches, **nano.get("switches", {})})
+    small = Network(nano.get("model", model), {**switches, **nano.get("switches", {})}, **head)
+    return Network(model, switches, **head), small

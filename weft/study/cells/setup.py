@@ -1,7 +1,7 @@
 """Data and settings that all trainings of a study share: opened once, and decided once where nobody said."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,11 +72,13 @@ class StudySetup:
     size: tuple[int, int]
     pictures: int  # that train
     validated: int  # and that one is judged by
+    head: str = ""  # over the models, where masks or boxes are asked for
+    head_args: dict[str, Any] = field(default_factory=dict)
 
     def shape(self, model: str) -> dict[str, Any]:
-        """The arguments of a model that the data decide."""
+        """The arguments of a model that the data decide; under a head it has no classes of its own."""
         sized = {"img_size": self.size} if takes_size(model) else {}
-        return {"num_classes": self.classes, "in_chans": self.channels, **sized}
+        return {"num_classes": 0 if self.head else self.classes, "in_chans": self.channels, **sized}
 
 
 def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: str, say: Say) -> StudySetup:
@@ -94,8 +96,6 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
     given = {**given, "data.source": data}
     study = open_study_data(given, recipe, pick_device(override(Config(), given).run.device), say)
     source, split = study.data.source, study.data.split
-    if not task_class(source.task).whole_pictures:
-        raise WeftError(f"{data} holds data to {source.task}; this command compares classifiers only.")
     if not len(split.reported):
         raise WeftError(f"{data} has no validation pictures to compare by; name some with --data.val.")
     recipe = recipe or study.recipe()
@@ -105,7 +105,10 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
         for key, value in study.given.items()
         if key not in OF_EACH_TRAINING and not key.startswith("model.args.")
     }
+    dense = not task_class(source.task).whole_pictures
+    head: dict[str, Any] = {"head": base.model.head, "head_args": base.model.head_args} if dense else {}
     settings, size = study.shared(base) | own, base.augment.img_size
+    settings |= {f"model.{key}": value for key, value in head.items()}
     names = models or [base.model.name]
     return StudySetup(
         data=study.given["data.source"],
@@ -117,4 +120,5 @@ def prepare_study(data: str, models: list[str], given: dict[str, Any], recipe: s
         size=(size, size),
         pictures=study.pictures,
         validated=len(split.reported),
+        **head,
     )

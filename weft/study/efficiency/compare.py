@@ -10,16 +10,16 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weft.catalog.cost import count_macs, count_parameters
 from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
+from weft.study.ablate.costs import count_network
+from weft.study.ablate.tables import Network
 from weft.study.cells.cell import SCORES, Result
 from weft.study.cells.setup import StudySetup
 from weft.study.cells.workers import run_cells
 from weft.study.efficiency.comparison import Comparison, Design
 from weft.study.efficiency.page import write_page
-from weft.study.search.space import create_network
 
 
 def compare(
@@ -65,6 +65,6 @@ def collect(design: Design, trainings: Sequence[tuple[str, str, float, int]], re
 
 
 def count_cost(common: StudySetup, model: str) -> tuple[int, int]:
-    """Parameters and MACs of a model as it is trained."""
-    network = create_network(model, {**common.models[model], **common.shape(model), "device": "meta"})
-    return count_parameters(network), count_macs(network, (common.channels, *common.size))
+    """Parameters and MACs of a model as it is trained, with its head."""
+    network = Network(model, common.models[model], common.head, common.head_args)
+    return count_network(network, common.size[0], common.classes, common.channels)

@@ -113,6 +113,10 @@ def make_plan(
     if given.get("data.protocol") == "published":
         raise WeftError("A search chooses by its scores, which test pictures are not for; leave out data.protocol.")
     common = prepare_study(data, [model] if model else [], given, recipe, say)
+    if common.head and how["supernet"]:
+        raise WeftError("A supernet is a classifier; search networks for masks and boxes with --no-supernet.")
+    if common.head:
+        say("parameters and MACs are those of the backbone: all networks have the same head")
     ((model, args),) = common.models.items()
     return SearchPlan(
         data=common.data,
