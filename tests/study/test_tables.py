@@ -43,7 +43,12 @@ def in_papers(table, row):
     for paper in PAPERS if row.full is not None else ():
         for known in paper.rows:
             same = known.model == row.full.model and as_lists(known.switches) == as_lists(row.full.switches)
-            if same and known.img_size == 224 and not known.head and paper.name == table.paper:
+            if (
+                same
+                and known.img_size == row.settings.get("augment.img_size", 224)
+                and not known.head
+                and paper.name == table.paper
+            ):
                 yield known
 
 
@@ -85,7 +90,7 @@ def test_printed_costs():
             pairs += [(row.paper.get("parameters"), known.paper_parameters), (row.paper.get("macs"), known.paper_macs)]
     both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
     assert len(both) > 30
-    assert all(ours == theirs for ours, theirs in both)
+    assert [(ours, theirs) for ours, theirs in both if ours not in (theirs, round(theirs))] == []  # 23 M and 23.4 M
 
 
 HOPELESS = {
