@@ -40,10 +40,15 @@ PUBLISHED = {  # parameters of the networks that the papers compare with, from t
 
 def in_papers(table, row):
     """The row of weft.catalog.papers, whose costs test_papers.py counts, with the same network."""
-    for paper in PAPERS:
+    for paper in PAPERS if row.full is not None else ():
         for known in paper.rows:
             same = known.model == row.full.model and as_lists(known.switches) == as_lists(row.full.switches)
-            if same and known.img_size == 224 and not known.head and paper.name == table.paper:
+            if (
+                same
+                and known.img_size == row.settings.get("augment.img_size", 224)
+                and not known.head
+                and paper.name == table.paper
+            ):
                 yield known
 
 
@@ -85,10 +90,14 @@ def test_printed_costs():
             pairs += [(row.paper.get("parameters"), known.paper_parameters), (row.paper.get("macs"), known.paper_macs)]
     both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
     assert len(both) > 30
-    assert all(ours == theirs for ours, theirs in both)
+    assert [(ours, theirs) for ours, theirs in both if ours not in (theirs, round(theirs))] == []  # 23 M and 23.4 M
 
 
-HOPELESS = {"shallow, wide", "shallow, wide, patches", "shallow, wide, CvT's embedding", "CE-Swin-T"}
+HOPELESS = {
+    *("shallow, wide", "shallow, wide, patches", "shallow, wide, CvT's embedding", "CE-Swin-T", "VT-R50"),
+    "CvT-13 at 384",  # 25 M in CETNet's paper, 20 M in its own
+    *("DeiT-T, teacher", "MobileNetV2 (1.4)", "ConViT-Ti"),  # as cited; timm's have 5.9, 6.1 and 5.7 M
+}
 
 
 def has_known_parameters(table, row) -> bool:

@@ -110,5 +110,5 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 
 def score_name(results: Sequence[Result]) -> str:
-    """What the cells are judged by; "" where none is done."""
+    """Score that the cells are judged by; "" where none is done."""
     return next((name for result in results for name in SCORES if result.metrics.get(name) is not None), "")
