@@ -311,6 +311,19 @@ def test_as_published(play, pictures, published, unmeasured, unhurried):  # noqa
     assert json.loads((play / "runs.json").read_text())["small"] == {"0": f"cells/{first.key}/run"}
 
 
+def test_as_published_counts_in_steps_where_the_recipe_does(play, pictures, tmp_path, unmeasured, unhurried):  # noqa: F811
+    (tmp_path / "own.yaml").write_text("run: {epochs: 4, steps: 7, batch: 4}")
+    rows = [{"name": "whole", "switches": CVT}, {"name": "half", "switches": CVT, "epochs": 0.5}]
+    content = {"title": "Mine", "model": "cvt_nano", "columns": ["top1"], "recipe": str(tmp_path / "own.yaml")}
+    (tmp_path / "table.yaml").write_text(json.dumps({**content, "rows": rows}))
+    study = ["ablate", tmp_path / "table.yaml", pictures, "--as-published", "--out", play, "--device", "cpu"]
+    code, _, err = command(*study, "--jobs", 1)
+    assert code == 0, err
+    whole, half = cells_of(find_table(str(tmp_path / "table.yaml")), read_plan(play), 1).values()
+    assert (whole.settings["run.steps"], half.settings["run.epochs"]) == (7, 2)
+    assert "run.steps" not in half.settings
+
+
 def test_short_study_leaves_out_what_is_only_published(play, pictures, published, unmeasured):  # noqa: F811
     study = ["ablate", published, pictures, "--epochs", 1, "--out", play, "--device", "cpu", "--jobs", 1]
     code, out, err = command(*study, "--seeds", 1)

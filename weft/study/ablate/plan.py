@@ -18,6 +18,7 @@ from weft.engine.device import pick_device
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.models.registry import check_name
+from weft.run.recipes import find_recipe
 from weft.study.ablate.costs import Cost, count_cost, measure_throughput
 from weft.study.ablate.tables import Network, Table, TableRow
 from weft.study.cells.cell import Cell, whole_epochs
@@ -103,9 +104,17 @@ class AblationPlan:
             "run.val_epochs": epochs,
             "data.fraction": round(self.request.fraction * fraction, 6),
         }
-        settings = {**self.settings, **row.settings, **length}
         recipe = row.recipe if self.request.as_published else self.recipe
+        if self.request.as_published and fraction == 1 and "run.steps" not in self.request.settings:
+            length |= _steps_of(recipe, epochs)
+        settings = {**self.settings, **row.settings, **length}
         return Cell(self.request.data, network.model, seed, dict(network.switches), settings, recipe)
+
+
+def _steps_of(recipe: str, epochs: float) -> dict[str, Any]:
+    """The steps of a recipe that counts in them, where a row is as long as it: its epochs are rounded."""
+    settings = find_recipe(recipe)
+    return {"run.steps": settings["run.steps"]} if "run.steps" in settings and settings["run.epochs"] == epochs else {}
 
 
 # Making one ---------------------------------------------------------------------------------------------------------
