@@ -17,6 +17,7 @@ from weft.config import Config, DataConfig, override
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.open import open_configured, open_source
 from weft.data.split import make_split
+from weft.errors import WeftError
 from weft.run.recipes import find_recipe
 
 
@@ -85,7 +86,7 @@ def dtd(root: Path) -> None:
         text(root / f"dtd/dtd/labels/{split}1.txt", "\n".join(lines))
 
 
-PUBLISHED = {  # pictures that train, and those that test: CeiT's table 3 has the first six, CvT and ViTAE the same
+PUBLISHED = {  # pictures that train, and those that test; CeiT's table 3 has the first five, with 8,133 of Cars' 8,144
     "cifar10": (cifar10, 50_000, 10_000),
     "cifar100": (cifar100, 50_000, 10_000),
     "oxford-iiit-pet": (pets, 3_680, 3_669),
@@ -166,11 +167,14 @@ def test_everything_but_the_test_part_trains(tmp_path, unchecked, name):
     assert not len(split.val)
 
 
-def test_imagenet_is_as_it_is_laid_out(tmp_path):
-    tree(tmp_path, *(f"{part}/n0{c}/{i}.png" for part in ("train", "val") for c in range(2) for i in range(3)))
+@pytest.mark.parametrize("parts", [("train", "val"), ("train", "val", "test")])
+def test_imagenet_is_as_it_is_laid_out(tmp_path, parts):
+    """Its validation pictures never train, not even where somebody has put a test folder beside them."""
+    tree(tmp_path, *(f"{part}/n0{c}/{i}.png" for part in parts for c in range(2) for i in range(3)))
     source = open_source(f"imagenet:{tmp_path}")
     split = make_split(source, DataConfig(val_fraction=0.2), 0)
-    assert (len(split.train), len(split.val), len(split.test), split.report_on) == (6, 6, 0, "val")
+    assert (len(split.train), len(split.val), split.report_on) == (6, 6, "val")
+    assert len(split.test) == 6 * (len(parts) - 2)
 
 
 def test_a_set_without_a_split_is_split(tmp_path):
@@ -211,3 +215,17 @@ def test_lengths_of_recipes_in_steps(recipe, pictures, given, steps):
 
     config = override(Config(), {**find_recipe(recipe), **given})
     assert total_steps(config, SamplingPlan(np.arange(pictures), batch=config.run.batch, seed=0)) == steps
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(15 * 97, False), (15 * 97 + 1, True)])
+def test_steps_must_be_more_than_warm_up_and_cool_down(steps, fits):
+    """5 epochs of one and 10 of the other; the cosine between them would have a length below 0."""
+    from weft.run.session import total_steps
+
+    config = override(Config(), {**find_recipe("cvt-imagenet"), "run.steps": steps, "run.batch": 512})
+    plan = SamplingPlan(np.arange(50_000), batch=512, seed=0)
+    if fits:
+        assert total_steps(config, plan) == steps
+    else:
+        with pytest.raises(WeftError, match=r"run\.steps=1455 are 15 epochs here, not more than"):
+            total_steps(config, plan)

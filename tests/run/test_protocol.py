@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 import weft
-from tests.data.test_named import cifar10
+from tests.data.test_named import cifar10, dtd
 from tests.helpers.small_runs import CVT, TINY
 from weft.config import Config, override
 from weft.engine.log import METRICS, read_rows
@@ -74,6 +74,14 @@ def test_a_part_held_out_chooses(data, tmp_path, capsys):
     assert "val_top1" in read_rows(run.folder / METRICS)[-1]
 
 
+@pytest.mark.parametrize(("protocol", "part"), [("published", "test"), ("split", "validation")])
+def test_a_known_set_elsewhere_is_evaluated_by_its_protocol(tmp_path, protocol, part):
+    """Validation pictures of a known set have trained in its published protocol, so they are not what is measured."""
+    dtd(tmp_path)  # which lies where the run has not seen it
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {"source": "dtd:moved", "protocol": protocol}}))
+    assert find_pictures(tmp_path, f"dtd:{tmp_path}")[2] == f"2 {part} pictures of dtd:{tmp_path}"
+
+
 def test_patience_needs_pictures_to_judge_by(data, tmp_path):
     with pytest.raises(WeftError, match=r"run\.patience=2 has no validation pictures"):
         weft.train(data, out=tmp_path / "run", patience=2, **TINY)
@@ -106,6 +114,15 @@ def test_studies_hold_out_unless_they_are_told(data, tmp_path, protocol, curve):
     assert result.score is not None
     assert ("val_top1" in result.curve[-1]) == curve
     assert curve or result.metrics["n"] == 3  # all that test
+
+
+def test_a_report_does_not_change_what_is_compared(data, tmp_path):
+    """The last validation, not that of the best epoch, which a report is of."""
+    settings = {"augment.img_size": 16, "run.batch": 4, "run.epochs": 1, "data.workers": 0, "run.report": True}
+    cell = Cell(data, "cvt_nano", switches=CVT, settings=settings, recipe="small-data")
+    (tmp_path / "cell.json").write_text(json.dumps(asdict(cell)))
+    result = train_cell(tmp_path, "cpu")
+    assert result.metrics == {key[4:]: value for key, value in result.curve[-1].items() if key.startswith("val_")}
 
 
 def test_a_search_does_not_look_at_test_pictures(data):

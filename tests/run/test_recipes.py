@@ -110,7 +110,7 @@ PUBLISHED = {
         decay=0.05, cooldown=310 - 300, ema=0.99996, drop_path=0.1, name="t2t_vit_14",
     ),
     "pvt-imagenet": settings(
-        AUG_D, ADAMW, epochs=300, batch=8 * 128, warmup=5, decay=0.05, cooldown=10, repeats=3, drop_path=0.1,
+        AUG_D, ADAMW, epochs=300, batch=8 * 128, warmup=5, decay=0.05, repeats=3, drop_path=0.1,
         name="pvt_small",
     ),
     "cvt-imagenet": settings(

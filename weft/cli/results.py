@@ -36,7 +36,8 @@ def evaluate(
     data
         Pictures with labels, masks or boxes, as for `weft train`; by default those that the run reports on.
     split
-        train, val, test or all; by default the part that the run reports on, or the validation pictures of other data.
+        train, val, test or all; by default the part that the run reports on. Of other data the validation pictures, of
+        a known set its test part.
     scales
         Segmentation: average over these sizes of the picture, such as 0.5,0.75,1,1.25.
     flip

@@ -54,7 +54,7 @@ class Regions(RoIHeads):
         self.box_loss, self.low_quality_matches = BOX_LOSSES[box_loss], low_quality_matches
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        with self.box_loss():
+        with self.box_loss() if self.training else nullcontext():
             return super().forward(*args, **kwargs)
 
     def assign_targets_to_proposals(

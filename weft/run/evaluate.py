@@ -51,7 +51,7 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
 
     Without `data`, or where `data` is what the run was trained on, these are the pictures that it reports on: those
     it kept for validation, or the test part of a known set. Of other data the validation pictures are taken, or else
-    the test pictures, or else all.
+    the test pictures, or else all; of a known set in its published protocol the test pictures come first.
     """
     if split:
         check_choice("split", split, SPLITS)
@@ -59,7 +59,9 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
     if data and not (own and _same_place(data, config.source)):
         source, whose = open_configured(config, data), ""
         parts = {name: np.flatnonzero(source.splits == name) for name in SPLITS[:3]}
-        split = split or next((name for name in ("val", "test") if len(parts[name])), "all")
+        known = source.published and config.protocol == "published"  # where validation pictures train
+        order = ("test", "val") if known else ("val", "test")
+        split = split or next((name for name in order if len(parts[name])), "all")
     elif own:
         source, parts, reported = _own_data(Path(folder), config)
         whose, split = ", by the run's own split", split or reported

@@ -276,8 +276,16 @@ class RunSession:
 
 def total_steps(config: Config, plan: SamplingPlan) -> int:
     """The length of a run that is not cut to a time."""
-    epochs = config.run.epochs + config.optim.cooldown_epochs
-    return config.run.steps or round(epochs * plan.steps_per_epoch)
+    steps, optim = config.run.steps, config.optim
+    if not steps:
+        return round((config.run.epochs + optim.cooldown_epochs) * plan.steps_per_epoch)
+    epochs = steps / plan.steps_per_epoch
+    if optim.warmup_epochs + optim.cooldown_epochs >= epochs:
+        raise WeftError(
+            f"run.steps={steps} are {epochs:.3g} epochs here, not more than optim.warmup_epochs={optim.warmup_epochs:g}"
+            f" and optim.cooldown_epochs={optim.cooldown_epochs:g} together; give more steps, or these shorter."
+        )
+    return steps
 
 
 def command_line() -> str:

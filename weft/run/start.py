@@ -132,7 +132,7 @@ def stretch(config: Config, given: set[str], recipe: str) -> Config:
         return config
     run, planned = config.run, override(Config(), find_recipe(recipe)).run
     factor = run.epochs / planned.epochs
-    if run.steps:  # how many epochs these are is not known yet
+    if run.steps:  # how many epochs these are is not known yet: lengths of a recipe without steps stay
         factor = run.steps / (planned.steps or run.steps)
     kept = {key.removeprefix("optim."): getattr(config.optim, key[6:]) for key in given if key.startswith("optim.")}
     return replace(config, optim=replace(scale_schedule(config.optim, factor), **kept))

@@ -140,15 +140,16 @@ def _train(cell: Cell, run: Path, device: str) -> dict[str, float]:
     """
     from weft.run.train import train
 
+    settings: dict[str, Any] = {**PROTOCOL, **cell.settings}
+    published = settings["data.protocol"] == "published"
     if _has_state(run):
         trained = train(resume=run, device=device, allow_changes=True)
     else:
         shutil.rmtree(run, ignore_errors=True)
-        settings: dict[str, Any] = {**PROTOCOL, **cell.settings}
-        settings = {"run.report": settings["data.protocol"] == "published", **settings}
+        settings = {"run.report": published, **settings}
         model = {"seed": cell.seed, "model": cell.model, "model.args": dict(cell.switches)}
         trained = train(cell.data, recipe=cell.recipe, out=run, device=device, **{**model, **settings})
-    return {name: value for name, value in trained.metrics.items() if isinstance(value, int | float)}
+    return {name: value for name, value in trained.metrics.items() if published and isinstance(value, int | float)}
 
 
 def _has_state(run: Path) -> bool:

@@ -53,7 +53,7 @@ class StudyData:
 
 def open_study_data(given: dict[str, Any], recipe: str, device: torch.device, say: Say) -> StudyData:
     """Opens the data of a study; `given`: settings by their full names, among them data.source."""
-    config = override(Config(), {**PROTOCOL, **(find_recipe(recipe) if recipe else {}), **given})
+    config = override(Config(), {**(find_recipe(recipe) if recipe else {}), **PROTOCOL, **given})
     check_settings(config)
     given = {**given, **absolute_paths(config)}
     return StudyData(given, open_data(override(config, given), World(device), say), device)
