@@ -34,7 +34,7 @@ PICTURES = {  # that train, as the papers have them
     "oxford-iiit-pet": ("Oxford-IIIT Pets", 3_680),
     "ade20k": ("ADE20K", 20_210),
     "coco": ("COCO 2017", 118_287),
-    "coco-stuff": ("COCO-Stuff", 118_287),
+    "coco-stuff-54": ("COCO-Stuff", 118_287),
     "lip": ("Look Into Person", 30_462),
 }
 HEAD = """# The papers, table by table
@@ -90,12 +90,12 @@ def planned(row: TableRow) -> int:
     return find_recipe(row.recipe)["run.epochs"]
 
 
-def hours(table: Table, row: TableRow, pictures: int) -> tuple[float | None, bool]:
-    """Of one training, and whether its speed was measured; None of a detector, which nobody has counted."""
+def hours(table: Table, row: TableRow, name: str) -> tuple[float | None, bool]:
+    """Of one training on a set, and whether its speed was measured; None of a detector, which nobody has counted."""
     assert row.full is not None
-    config = published_config(row, row.full)
+    config, (_, pictures) = published_config(row, row.full, **table.steps_on(name)), PICTURES[name]
     size, head = config.augment.img_size, row.full.head
-    epochs, part = published_length(table, row, config)
+    epochs, part = published_length(table, row, config, pictures)
     speed = measured().get((row.full.model, head, size)) if not row.full.switches else None
     exact = speed is not None
     if speed is None and head not in DETECTORS and (macs := count(row, size)):
@@ -131,8 +131,9 @@ def needs(table: Table) -> str:
 
 def on_set(table: Table, rows: list[TableRow], name: str) -> str:
     """A set, and the hours of all rows on it."""
-    label, pictures = PICTURES[name]
-    found = [hours(table, row, pictures) for row in rows]
+    label, _ = PICTURES[name]
+    label += "".join(f", {steps:,} steps" for steps in table.steps_on(name).values())
+    found = [hours(table, row, name) for row in rows]
     known = [value for value, _ in found if value is not None]
     if not known:
         return f"{label}: not computed, the second stage depends on what is found"
@@ -166,6 +167,7 @@ def section(entry: Entry) -> Iterator[str]:
         yield from ("```sh", *listed, "```\n")
     yield from ([entry.text, ""] if entry.text and not tables else [])
     for table in tables:
+        yield ""  # else a list before it goes on
         yield f"{needs(table)}{f' {entry.text}' if entry.text and table is tables[0] else ''}\n"
         said = [text for text in table.differs if "stand-in" not in text and "1x is" not in text]
         yield from [f"- {text.rstrip('.')}." for text in said]

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -18,6 +19,9 @@ from weft.errors import WeftError
 from weft.run.evaluate import find_pictures
 from weft.run.recipes import decide_length, find_recipe
 from weft.run.start import stretch
+from weft.study.ablate.plan import AblationRequest
+from weft.study.ablate.plan import make_plan as ablation_plan
+from weft.study.ablate.tables import find_table
 from weft.study.cells.cell import Cell, train_cell
 from weft.study.search.plan import make_plan
 
@@ -123,6 +127,20 @@ def test_a_report_does_not_change_what_is_compared(data, tmp_path):
     (tmp_path / "cell.json").write_text(json.dumps(asdict(cell)))
     result = train_cell(tmp_path, "cpu")
     assert result.metrics == {key[4:]: value for key, value in result.curve[-1].items() if key.startswith("val_")}
+
+
+def test_a_table_as_published_trains_on_all_and_reports_on_the_test_part(data, tmp_path):
+    content = {"title": "Mine", "model": "cvt_nano", "recipe": "finetune", "data": ["cifar10"], "steps": {"cifar10": 5}}
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump({**content, "rows": [{"name": "one", "switches": CVT}]}))
+    table, cpu = find_table(str(tmp_path / "table.yaml")), torch.device("cpu")
+    short, whole = (
+        ablation_plan(table, AblationRequest(data=data, as_published=published), cpu, 1, quick=False)
+        for published in (False, True)
+    )
+    assert (short.pictures, whole.pictures) == (12, 15)
+    settings = whole.cell(table.rows[0], 0).settings
+    assert (settings["data.protocol"], settings["run.steps"]) == ("published", 5)
+    assert not {"data.protocol", "run.steps"} & short.cell(table.rows[0], 0, 1, 1.0).settings.keys()
 
 
 def test_a_search_does_not_look_at_test_pictures(data):

@@ -132,6 +132,23 @@ def test_known_costs_are_not_counted_again(monkeypatch):
     assert (cost.parameters, cost.macs) == (19_561_064, 4.426)
 
 
+@pytest.mark.parametrize(
+    ("table", "row", "macs"),
+    [  # as printed: the same networks at other sizes, with other classes
+        ("vt-coco-stuff", "R50, VT-FPN", 113),
+        ("vt-lip", "R50, VT-FPN", 26.4),
+        ("cetnet-upernet", "CETNet-S", 990),
+        ("cetnet-mask-rcnn-3x", "CETNet-T", 261),
+        ("cetnet-mask-rcnn-1x", "Swin-T", 264),
+    ],
+)
+def test_costs_with_a_head_are_those_of_its_table(table, row, macs):
+    found = find_table(table)
+    row = next(each for each in found.rows if each.name == row)
+    assert row.paper["macs"] == macs
+    assert cost_in_paper(row, found.source).macs == pytest.approx(macs, rel=0.01)
+
+
 def test_network_that_cannot_be_made_has_no_costs():
     """Its row fails; the others are not held up."""
     odd, fits = Network("cvt_nano", {"num_heads": [3, 3, 3]}), Network("vt_resnet_nano")
@@ -194,7 +211,7 @@ def test_lengths_of_the_papers(table, row, epochs, batch, size):
     found = find_table(table)
     row = next(each for each in found.rows if each.name == row)
     config = published_config(row, row.full)
-    assert published_length(found, row, config)[0] == pytest.approx(epochs)
+    assert published_length(found, row, config, 1_281_167)[0] == pytest.approx(epochs)
     assert (config.run.batch, config.augment.img_size) == (batch, size)
 
 
@@ -264,6 +281,7 @@ def test_missing_row_stays(tmp_path):
         (("switches: {pos_embed: every}", "paper: {top1: 80}"), ["row 'every'", "paper", "'top1'"]),
         (("switches: {pos_embed: every}", "base: nobody"), ["row 'every': base", "'nobody'"]),
         (("switches: {pos_embed: every}", "only: sometimes"), ["row 'every'", "only", "published, short"]),
+        (("title: Mine", "title: Mine\ndata: [cifar10]\nsteps: {cifar100: 5}"), ["steps", "cifar100", "`data`"]),
         (("title: Mine", "title: Mine\nsettings: {model.hed: fpn}"), ["row 'none'", "settings", "model.hed"]),
         (("  - name: none", "  - name: none\n    only: published"), ["base", "not in short studies"]),
         (("switches: {pos_embed: every}", "nano: {modl: cvt_nano}"), ["row 'every': nano", "'modl'"]),

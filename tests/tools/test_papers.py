@@ -63,11 +63,23 @@ def test_hours_are_what_the_script_counts():
 
 def test_hours():
     """CeiT-T for 310 epochs at 50 TFLOP/s, as the head of its recipe has it; CvT-13 as it was measured."""
-    rows = {row.name: row for row in find_table("ceit-imagenet").rows}
-    assert papers.hours(find_table("ceit-imagenet"), rows["CeiT-T"], 1_281_167) == (pytest.approx(18.5, abs=0.1), False)
+    table = find_table("ceit-imagenet")
+    row = next(row for row in table.rows if row.name == "CeiT-T")
+    assert papers.hours(table, row, "imagenet") == (pytest.approx(18.5, abs=0.1), False)
     row = next(row for row in find_table("cvt-stride").rows if row.name == "b: stride 2")
     speed = papers.measured()["cvt_13", "", 224]
-    assert papers.hours(find_table("cvt-stride"), row, 1000) == (pytest.approx(310 * 1000 / speed / 3600), True)
+    expected = 310 * 1_281_167 / speed / 3600
+    assert papers.hours(find_table("cvt-stride"), row, "imagenet") == (pytest.approx(expected), True)
+
+
+def test_hours_of_steps(monkeypatch):
+    """CvT trains 10,000 steps of 512 on CIFAR and 500 on Flowers, whatever number of epochs these are."""
+    monkeypatch.setattr(papers, "count", lambda row, size: 1.0)
+    table = find_table("cvt-transfer")
+    row = next(row for row in table.rows if row.name == "CvT-13")
+    long, short = (papers.hours(table, row, name)[0] for name in ("cifar100", "flowers102"))
+    assert long == pytest.approx(10_000 * 512 * 6e9 / papers.FLOPS / 3600)
+    assert short == pytest.approx(long / 20)
 
 
 def test_commands_plan():

@@ -166,7 +166,7 @@ def _show(table: "Table", given: str) -> None:
     columns, rows = [*table.columns, *table.sets], []
     for row in table.rows:
         printed = [f"{row.paper[name]:g} {units.get(name, '%')}" if name in row.paper else DASH for name in columns]
-        cost = cost_in_paper(row)
+        cost = cost_in_paper(row, table.source)
         here = [f"{cost.parameters / 1e6:.2f} M", f"{cost.macs:.2f} G"] if cost else [DASH, DASH]
         rows.append([row.name, *printed, *here, *_network_cells(row)])
     header = [

@@ -55,11 +55,9 @@ def describe_protocol(split: Split) -> list[str]:
     """A line on what is measured by what, where a set's published protocol decides that."""
     if split.report_on != "test":
         return []
-    chosen = f"the best epoch by {len(split.val):,} held out of these" if len(split.val) else "the last epoch is kept"
-    trained = len(split.train) + len(split.val)
-    return [
-        f"published protocol: {trained:,} pictures to train on, {chosen}; {len(split.test):,} test pictures at the end"
-    ]
+    chosen = f"{len(split.val):,} held out to choose the best epoch" if len(split.val) else "the last epoch is kept"
+    trained, tested = f"{len(split.train):,} pictures to train on", f"{len(split.test):,} test pictures at the end"
+    return [f"published protocol: {trained}, {chosen}; {tested}"]
 
 
 def without(split: Split, source: Source, bad: dict[str, str]) -> Split:

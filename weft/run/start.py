@@ -28,13 +28,19 @@ from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
 
 
+def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that override a recipe's: who asks for epochs or steps does not want its minutes."""
+    decided = decide_length(settings)
+    return {"run.minutes": 0.0, **decided} if {"run.epochs", "run.steps"} & {*settings} else decided
+
+
 def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:
     restarted = bool(out) and is_restarted(Path(out))
     if restarted and (Path(out) / STATE).exists():
         return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
     with process_group() as world:
         with world.propagate_errors():
-            file, given = decide_length(read_yaml(config) if config else {}), decide_length(given)
+            file, given = asked_length(read_yaml(config) if config else {}), asked_length(given)
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             given = {**model_of_init(override(Config(), {**file, **given})), **given}
             settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}

@@ -22,6 +22,7 @@ from weft.study.speed.measure import DTYPES, SpeedSettings, TimedModel, time_in_
 from weft.study.speed.models import is_ours
 
 SECONDS = 0.5  # of timing for each network
+OF_SIZE = ("img_size", "strict_img_size")  # arguments that fit a network to pictures, and make it no other
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,19 @@ class Cost:
     throughput: float | None = None  # pictures per second, inference
 
 
-def cost_in_paper(row: TableRow) -> Cost | None:
+def cost_in_paper(row: TableRow, source: str = "") -> Cost | None:
     """At the size of the papers: 1,000 classes, 224 pixels. What `weft.catalog.papers` has is not counted again.
 
-    With a head, at the size that the paper counts it at, where that is in `weft.catalog.papers`.
+    With a head, at the size and for the classes of its table, `source`, where `weft.catalog.papers` has it.
     """
     network, size = row.full, row.settings.get("augment.img_size", 224)
     if network is None:
         return None
-    for known in (known for paper in PAPERS for known in paper.rows):
-        switches = {key: value for key, value in known.switches.items() if key != "img_size"}
+    for name, known in ((paper.name, known) for paper in PAPERS for known in paper.rows):
+        switches = {key: value for key, value in known.switches.items() if key not in OF_SIZE}
         same = known.model == network.model and as_lists(switches) == as_lists(network.switches)
-        if same and known.head == network.head and (known.head or known.img_size == size):
+        counted = f"{name}, table {known.table}" == source if known.head else known.img_size == size
+        if same and known.head == network.head and counted:
             return Cost(known.parameters, known.macs)
     return None if network.head else count_cost(network, size)
 

@@ -105,16 +105,17 @@ class AblationPlan:
             "data.fraction": round(self.request.fraction * fraction, 6),
         }
         recipe = row.recipe if self.request.as_published else self.recipe
-        if self.request.as_published and fraction == 1 and "run.steps" not in self.request.settings:
-            length |= _steps_of(recipe, epochs)
+        if self.request.as_published and "run.steps" not in self.settings:
+            length |= steps_of(recipe, epochs, fraction)
         settings = {**self.settings, **row.settings, **length}
         return Cell(self.request.data, network.model, seed, dict(network.switches), settings, recipe)
 
 
-def _steps_of(recipe: str, epochs: float) -> dict[str, Any]:
+def steps_of(recipe: str, epochs: float, fraction: float) -> dict[str, Any]:
     """The steps of a recipe that counts in them, where a row is as long as it: its epochs are rounded."""
     settings = find_recipe(recipe)
-    return {"run.steps": settings["run.steps"]} if "run.steps" in settings and settings["run.epochs"] == epochs else {}
+    as_long = fraction == 1 and settings.get("run.epochs") == epochs
+    return {"run.steps": settings["run.steps"]} if as_long and "run.steps" in settings else {}
 
 
 # Making one ---------------------------------------------------------------------------------------------------------
@@ -126,12 +127,13 @@ def make_plan(table: Table, request: AblationRequest, device: torch.device, work
     As published, each row has its own recipe. `quick`: the recipe of short trainings, where none was asked for.
     """
     published = request.as_published
+    as_paper = {"data.protocol": "published"} if published else {}  # which trains on all, and reports on the test part
     if request.model not in OWN_SIZES:
         check_name(request.model)
         if not table.model:
             raise WeftError(f"{table.name}: every row names its own model, so --model {request.model} replaces none.")
     rows = {row.name: row for row in table.trained(published)}
-    given = {**request.settings, **({"augment.img_size": request.img_size} if request.img_size else {})}
+    given = {**as_paper, **request.settings, **({"augment.img_size": request.img_size} if request.img_size else {})}
     given |= {"data.source": request.data, "data.fraction": request.fraction}
     first = table.base if table.base in rows else next(iter(rows))
     opened_by = rows[first].recipe if published else request.recipe
@@ -152,7 +154,9 @@ def make_plan(table: Table, request: AblationRequest, device: torch.device, work
     shared = study.shared(base)
     of_recipes = ("augment.img_size", "run.batch") if published else ()  # each has its own
     own = {key: study.given[key] for key in request.settings if published or key != "run.batch"}  # a number in `shared`
-    settings = {**{key: value for key, value in shared.items() if key not in of_recipes}, **readers, **own}
+    more = {**table.steps_on(request.data), **(as_paper if study.data.split.report_on == "test" else {})}
+    shared = {key: value for key, value in shared.items() if key not in of_recipes} | (more if published else {})
+    settings = {**shared, **readers, **own}
     configs = {name: filled(name, settings) for name in networks}
     sizes = {name: config.augment.img_size for name, config in configs.items()}
     return AblationPlan(

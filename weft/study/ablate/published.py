@@ -18,7 +18,7 @@ from weft.fast.swap import fast_on
 from weft.run.build import make_model
 from weft.run.choose import check_settings, check_task_settings
 from weft.run.recipes import find_recipe
-from weft.study.ablate.plan import AblationPlan, Execution
+from weft.study.ablate.plan import AblationPlan, Execution, steps_of
 from weft.study.ablate.tables import Network, Table, TableRow
 from weft.study.cells.cell import whole_epochs
 from weft.tasks.registry import UNNAMED, make_task
@@ -37,10 +37,16 @@ def published_config(row: TableRow, network: Network, **more: Any) -> Config:
     return config if config.data.task != "auto" else override(config, classifier)
 
 
-def published_length(table: Table, row: TableRow, config: Config) -> tuple[float, float]:
-    """Epochs of a row in the paper, the cool-down among them, and the part of the pictures that it sees."""
+def published_length(table: Table, row: TableRow, config: Config, pictures: int) -> tuple[float, float]:
+    """Epochs of a row in the paper, the cool-down among them, and the part of the `pictures` that it sees.
+
+    Steps, where they decide, are so many epochs as these pictures make of them.
+    """
+    recipe = find_recipe(row.recipe)
     epochs, part = whole_epochs((table.length or config.run.epochs) * row.epochs, row.fraction)
-    cooldown = config.optim.cooldown_epochs / find_recipe(row.recipe)["run.epochs"]  # keeps its share of the run
+    if config.run.steps and (config.run.steps != recipe.get("run.steps") or steps_of(row.recipe, epochs, part)):
+        return config.run.steps * config.run.batch / (part * pictures), part
+    cooldown = config.optim.cooldown_epochs / recipe["run.epochs"]  # keeps its share of the run
     return epochs * (1 + cooldown), part
 
 
@@ -82,7 +88,8 @@ def estimate(table: Table, plan: AblationPlan, how: Execution) -> Iterator[RowEs
     for row in table.trained(published=True):
         network = plan.networks[row.name]
         same = names.setdefault(f"{network} {plan.size(row.name)} {row.recipe}", row.name)
-        epochs, part = published_length(table, row, published_config(row, network, **plan.settings))
+        config = published_config(row, network, **plan.settings)
+        epochs, part = published_length(table, row, config, plan.pictures)
         yield RowEstimate(row, plan.size(row.name), epochs, round(part * plan.pictures), speed_of(same))
 
 
@@ -158,8 +165,9 @@ def estimate_line(found: list[RowEstimate], how: Execution) -> str:
     """How long all rows with all seeds take, in a sentence."""
     hours = how.seeds * sum(each.hours or 0.0 for each in found)
     silent = sum(each.hours is None for each in found)
-    wall = hours / how.workers
-    where = f"{many(how.workers, 'training')} at once on {how.first_device.type}"
+    workers = min(how.workers, how.seeds * len(found))
+    wall = max(hours / workers, max((each.hours or 0.0 for each in found), default=0.0))  # one is not cut in two
+    where = f"{many(workers, 'training')} at once on {how.first_device.type}"
     spent = f"{wall:,.1f} hours" if wall < 72 else f"{wall / 24:,.0f} days"
     return (
         f"In all about {hours:,.1f} hours of training for {many(how.seeds, 'seed')}, or {spent} with {where}."

@@ -122,7 +122,7 @@ def notes(study: Study) -> list[str]:
         said.append(
             f"The paper's figures are those of {table.source}, on {' and '.join(table.data) or 'ImageNet-1k'} with its "
             "own recipe; 'here' is the same network, counted "
-            + ("with its head at the paper's size." if with_head else "at 224 pixels and 1,000 classes.")
+            + ("with its head at the paper's size." if with_head else "at 224 pixels or its own, 1,000 classes.")
         )
         if any(paper.name == table.paper and not paper.counts_attention for paper in PAPERS):
             said.append(f"MACs here include the products of attention; those of {table.paper} leave them out.")

@@ -125,7 +125,7 @@ def choose_size(plan: AblationPlan, table: Table, how: Execution) -> AblationPla
 
 def train_cells(table: Table, plan: AblationPlan, how: Execution, watch: Watch | None) -> Study:
     """Trains the cells that have no result yet, and writes the reports on all."""
-    full = {row.name: cost for row in table.rows if (cost := cost_in_paper(row))}
+    full = {row.name: cost for row in table.rows if (cost := cost_in_paper(row, table.source))}
     cells = cells_of(table, plan, how.seeds)
     results: dict[str, Result] = {}
 

@@ -21,6 +21,7 @@ A row that cannot be made here says why under `missing`, and stays in the table.
 
     recipe: cvt-imagenet                         of every row that names none
     length: 100                                  epochs of its rows, where they are not the recipe's
+    steps: {flowers102: 500}                     optimiser steps on one of the sets, where they are not the recipe's
     data: [imagenet]                             the sets that it trains on; of several, each has a column of top-1
     settings: {model.head: fpn}                  of every row, however it is trained
     rows:
@@ -91,6 +92,7 @@ class Table:
     columns: tuple[str, ...] = ()  # what the paper prints
     data: tuple[str, ...] = ()  # the sets that the paper trains on
     length: int = 0  # epochs in the paper; 0: those of the recipes
+    steps: Mapping[str, int] = field(default_factory=dict)  # by set, where they are not those of the recipes
     differs: tuple[str, ...] = ()  # what is not as in the paper, beside data, size and length
 
     @property
@@ -108,6 +110,11 @@ class Table:
         """The column whose figures are compared: that of the set, `data`, or of what was scored; "" where none is."""
         wanted = (data.partition(":")[0], score, *SCORES)
         return next((name for name in wanted if name in (*self.sets, *self.columns)), "")
+
+    def steps_on(self, data: str) -> dict[str, Any]:
+        """The setting of the paper's steps on a set, where its recipe has others."""
+        steps = self.steps.get(data.partition(":")[0])
+        return {"run.steps": steps} if steps else {}
 
     def trained(self, published: bool) -> list[TableRow]:
         return [row for row in self.rows if row.is_trained(published)]
@@ -169,6 +176,7 @@ TABLE_KEYS = {
     "data": list,
     "recipe": str,
     "length": int,
+    "steps": dict,
     "settings": dict,
     "differs": list,
     "model": str,
@@ -203,6 +211,9 @@ def read_table(file: Path) -> Table:
     for column in columns:
         if column not in COLUMNS:
             raise WeftError(f"{file}: columns: {column!r} does not exist; choose from {', '.join(COLUMNS)}.")
+    for name, steps in content.get("steps", {}).items():
+        if name not in content.get("data", ()) or type(steps) is not int or steps < 1:
+            raise WeftError(f"{file}: steps: {name}: {steps!r} must be a number of steps on one of the sets in `data`.")
     if not content["rows"]:
         raise WeftError(f"{file}: rows is empty; a table needs at least two.")
     rows = [_row(row, number, content, columns, file) for number, row in enumerate(content["rows"], 1)]
@@ -229,6 +240,7 @@ def read_table(file: Path) -> Table:
         columns=columns,
         data=tuple(map(str, content.get("data", ()))),
         length=content.get("length", 0),
+        steps=content.get("steps", {}),
         differs=tuple(map(str, content.get("differs", ()))),
     )
 
