@@ -16,6 +16,7 @@ from weft.data.sources.named import OTHERS, TORCHVISION
 from weft.data.sources.open import open_source
 from weft.data.sources.source import evaluated
 from weft.data.split import make_split
+from weft.errors import WeftError
 
 RNG = np.random.default_rng(0)
 
@@ -294,3 +295,8 @@ def test_patch_camelyon(tmp_path):
         assert np.array_equal(source.open(3 + i), np.asarray(peer[i][0]))
         assert source.labels[3 + i] == peer[i][1]
     assert source.splits.tolist() == [*["train"] * 3, *["val"] * 3, *["test"] * 3]
+
+
+def test_a_set_without_its_folder_is_pointed_out():
+    with pytest.raises(WeftError, match="The set of that name is cifar10:FOLDER"):
+        open_source("cifar10")

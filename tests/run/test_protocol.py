@@ -71,7 +71,7 @@ def test_a_part_held_out_chooses(data, tmp_path, capsys):
     settings = {**TINY, "quiet": False}
     run = weft.train(data, out=tmp_path / "run", data__val_fraction=0.2, **settings)
     said = capsys.readouterr()
-    assert "15 pictures to train on, the best epoch by 3 held out of these; 3 test pictures at the end" in str(said)
+    assert "12 pictures to train on, 3 held out to choose the best epoch; 3 test pictures at the end" in str(said)
     assert "3 test pictures; report" in str(said)
     assert [len(find_pictures(run.folder, split=part)[1]) for part in ("train", "val", "test")] == [12, 3, 3]
     assert find_pictures(run.folder)[2].startswith("3 test")

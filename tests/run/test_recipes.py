@@ -22,6 +22,7 @@ from weft.models.vt import Transformer
 from weft.run.build import create, model_args
 from weft.run.choose import check_task_settings
 from weft.run.recipes import FOLDER, find_recipe, recipe_names
+from weft.run.start import asked_length
 
 NAMES = [name for name, _ in recipe_names()]
 EVERYDAY = [
@@ -456,3 +457,11 @@ def test_commands_are_light(args):
         f"import sys; sys.argv[1:] = {args!r}\nfrom weft.cli.app import main\nmain()\nassert 'torch' not in sys.modules"
     )
     assert run(code=code).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [({}, 5), ({"run.epochs": 2}, 0), ({"run.steps": 9}, 0), ({"run.epochs": 2, "run.minutes": 1}, 1)],
+)
+def test_epochs_that_were_asked_for_beat_a_recipes_minutes(given, minutes):
+    assert override(Config(), {**find_recipe("quick"), **asked_length(given)}).run.minutes == minutes

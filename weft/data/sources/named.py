@@ -71,12 +71,16 @@ TORCHVISION = {
 }
 
 
+def is_known(name: str) -> bool:
+    return name in (*TORCHVISION, *OTHERS, "inaturalist")
+
+
 def open_named(name: str, root: str) -> Source:
     """NAME:ROOT."""
-    known = [*TORCHVISION, *OTHERS, "inaturalist", "demo"]
     name = name.lower().replace("_", "-")
     given, path = f"{name}:{root}", Path(root).expanduser()
-    if name not in known:
+    if name != "demo" and not is_known(name):
+        known = [*TORCHVISION, *OTHERS, "inaturalist", "demo"]
         raise WeftError(f"{given} is neither a file nor a set that Weft knows.{did_you_mean(name, known)}")
     if name == "demo":
         return open_demo(root)

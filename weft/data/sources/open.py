@@ -93,7 +93,8 @@ def _open(source: str, group: str) -> Source:
     if not path.exists() and re.search(r"[*?{]", source):
         return shards.open_shards(source)
     if not path.exists():
-        raise WeftError(f"{source} does not exist.{_nearby(path)}")
+        known = f" The set of that name is {source}:FOLDER." if named.is_known(source) else _nearby(path)
+        raise WeftError(f"{source} does not exist.{known}")
     if path.is_dir():
         return shards.open_shards(source) if shards.holds_shards(path) else folders.open_folders(source)
     kind = path.suffix.lower()

@@ -34,6 +34,7 @@ from weft.study.ablate.summary import Study, summarise
 from weft.study.ablate.tables import Table
 from weft.study.cells.cell import Cell, Result, cell_folder, read_result
 from weft.study.cells.workers import MayStart, run_cells
+from weft.words import many
 
 RUNS = "runs.json"  # the runs of each row, for whoever goes on from their weights
 BEFORE_A_PLAN = {"state", "cells", "workers.txt"}  # what a study's folder may hold without one
@@ -61,6 +62,7 @@ def plan_ablation(table: Table, request: AblationRequest, how: Execution) -> Non
 
 
 def say_costs(table: Table, plan: AblationPlan, how: Execution) -> None:
+    how.say(f"Timing a few training steps of {many(len(table.trained(published=True)), 'row')} first.")
     found = list(estimate(table, plan, how))
     for line in columns(estimate_table(found), right=(2, 3, 4, 5)):
         how.say(line)
