@@ -29,7 +29,7 @@ from weft.config import Config, RunConfig, known_keys
 from weft.engine import state
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import RunProgress, locked, read_header, write_state
+from weft.engine.state import RunProgress, locked, read_header
 from weft.fast.replay import Replayed, replay
 from weft.run import session
 from weft.tasks.classify.task import Classify
@@ -266,22 +266,19 @@ def test_full_disk_loses_nothing(monkeypatch, pictures, tmp_path):
 def test_state_is_whole_whenever_the_writer_is_killed(tmp_path):
     context = processes()
     (tmp_path / "state").mkdir()
-    began = time.monotonic()
-    write_state(tmp_path, {"numbers": torch.full((200_000,), -1.0)}, RunProgress(step=-1), {})
-    once = time.monotonic() - began
     draw, found = random.Random(0), set()
-    for _ in range(40):
-        ready = context.Event()
-        process = context.Process(target=save_for_ever, args=(tmp_path, ready))
+    for _ in range(25):
+        has_saved = context.Event()
+        process = context.Process(target=save_for_ever, args=(tmp_path, has_saved))
         process.start()
-        assert ready.wait(60)
-        time.sleep(draw.uniform(0, 5 * once))
+        assert has_saved.wait(60)
+        time.sleep(draw.uniform(0, 0.1))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         step = read_header(tmp_path)["progress"].step
         assert (state_of(tmp_path)["numbers"] == step).all()
         found.add(step)
-    assert max(found) > 0, "no writer lived long enough to save"
+    assert len(found) > 1, "every writer was killed while it wrote the same state"
 
 
 def _hold(folder, ready, done):

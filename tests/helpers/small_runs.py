@@ -118,10 +118,10 @@ def start_or_resume(pictures: Path, run: Path, settings: dict[str, Any]) -> None
     tiny_run(pictures, run, **settings)
 
 
-def save_for_ever(folder: Path, ready: Any) -> None:
-    ready.set()
+def save_for_ever(folder: Path, has_saved: Any) -> None:
     for step in range(1_000_000):
         write_state(folder, {"numbers": torch.full((200_000,), float(step))}, RunProgress(step=step), {})
+        has_saved.set()
 
 
 # Masks and boxes ----------------------------------------------------------------------------------------------------
