@@ -153,7 +153,7 @@ BLOCKS = {  # a module, and the shapes of what it takes
         lambda: vitae.NormalCell(16, 2, 24, 4, "pre", True, 3, 0.0, 0.0, 0.5), [(2, 3, 4, 16), (2, 1, 16)],
     ),
     "vitae, reduction cell": (
-        lambda: vitae.ReductionCell(3, 8, 16, 7, 4, (1, 2), "performer", True, 0.0), [(2, 8, 12, 3)],
+        lambda: vitae.ReductionCell(3, 8, 16, 7, 4, (1, 2), "performer", 1, True, 0.0), [(2, 8, 12, 3)],
     ),
 }  # fmt: skip
 
