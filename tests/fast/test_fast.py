@@ -115,7 +115,7 @@ def fused_in(model: nn.Module) -> list[str]:
 # Equal to the plain modules -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"])
 @every_switch
 def test_whole_models(name, args, train, references):
     """In float64, where nothing hides: forward, backward and running statistics, at a size that windows do not fit."""

@@ -25,7 +25,7 @@ def test_every_switch(name, args):
     check(randomise(timm.create_model(name, **args)), torch.randn(2, 3, 57, 70))
 
 
-QUICK = {*SMALL, "cvt_13", "ceit_tiny"}
+QUICK = {*SMALL}
 
 
 @pytest.mark.parametrize(

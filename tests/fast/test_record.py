@@ -88,7 +88,7 @@ def check(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-8, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "vitae" in n else ()) for n in NANO])
 def test_replayed_blocks_equal_plain_ones(name):
     fast, plain = make(name)
     before = list(fast.parameters())
@@ -181,7 +181,7 @@ MIDDLES = dict(
 )
 
 
-@pytest.mark.parametrize("name", MIDDLES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if "ceit" in n else pytest.mark.slow) for n in MIDDLES])
 def test_saved_tensors_survive_replays_of_earlier_blocks(name):
     """Whatever layouts they have: they are copied away and back while an earlier block goes back."""
     fast, plain = make(name)

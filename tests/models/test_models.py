@@ -195,7 +195,9 @@ def test_pooling(name):
     torch.testing.assert_close(without(picture), without.forward_features(picture).mean((2, 3)))
 
 
-@pytest.mark.parametrize("name", weft.list_models())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SMALL else pytest.mark.slow) for n in weft.list_models()]
+)
 def test_in_chans_and_classes(name):
     model = timm.create_model(name, in_chans=5, num_classes=7, device="meta", dtype=torch.float64)
     assert model(torch.empty(2, 5, 64, 64, device="meta", dtype=torch.float64)).shape == (2, 7)
