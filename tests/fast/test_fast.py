@@ -21,6 +21,7 @@ from weft.fast.forms.vitae import FusedNormalCell
 from weft.fast.inference.on_cpu import FusedTokenBlock
 from weft.fast.precompile import dry_run, is_unhooked
 from weft.fast.swap import FORMS, PLAIN, Fused, import_forms
+from weft.fast.tape import tape
 from weft.kernels import switch, switched
 from weft.kernels.ops import op
 from weft.models import ce, ceit, cetnet, cvt, vitae
@@ -172,6 +173,23 @@ def test_blocks_by_kernels(block, interpreter):
     with switched(False):
         wanted = results(copy.deepcopy(module).double(), *(x.double() for x in inputs))
     check_equal(results(fast, *inputs), wanted, 2e-5)
+
+
+@pytest.mark.parametrize("block", ["ceit", "cvt", "cetnet", "vitae, normal cell"])
+def test_the_first_norm_adds_the_gradient_of_the_stream(block, references, monkeypatch):
+    """What goes around the first norm of a block and what goes through it are not added in a pass of their own."""
+    added, real = [], tape._add
+
+    def add(table: Any, slot: int, grad: Tensor | None) -> None:
+        if slot >= 0 and grad is not None and table[slot] is not None:
+            added.append(grad.shape)
+        real(table, slot, grad)
+
+    monkeypatch.setattr(tape, "_add", add)
+    build, shapes = BLOCKS[block]
+    results(weft.fast(build().train()), *(random(*shape) for shape in shapes))
+    expected = {"cvt": 2 * [shapes[-1]], "vitae, normal cell": [shapes[0]]}  # of q, k and v; of PCM
+    assert added == expected.get(block, [])
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck", "filter", "recurrent"])

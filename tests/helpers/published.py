@@ -7,6 +7,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from timm.layers import DropPath
 from torch import Tensor, nn
 from transformers import CvtConfig, CvtForImageClassification
 
@@ -14,13 +15,13 @@ from weft.models.weights.layouts import HUGGING_FACE_CVT, rename
 
 
 def attention(x_q: Tensor, x_kv: Tensor, qkv: nn.Linear, proj: nn.Linear, heads: int) -> Tensor:
-    w_q, w_k, w_v = qkv.weight.chunk(3)
-    b_q, b_k, b_v = qkv.bias.chunk(3)
-    q, k, v = F.linear(x_q, w_q, b_q), F.linear(x_kv, w_k, b_k), F.linear(x_kv, w_v, b_v)
-    outputs = []
-    for qh, kh, vh in zip(*(t.chunk(heads, dim=-1) for t in (q, k, v)), strict=True):
-        outputs.append((qh @ kh.transpose(1, 2) / math.sqrt(qh.shape[-1])).softmax(-1) @ vh)
-    return proj(torch.cat(outputs, dim=-1))
+    """Of the last tokens, `x_q`, to all of them, `x_kv`."""
+    batch, count, dim = x_kv.shape
+    joint = F.linear(x_kv, qkv.weight, qkv.bias).reshape(batch, count, 3, heads, dim // heads)
+    q, k, v = joint.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, N, d)
+    q = q[:, :, count - x_q.shape[1] :]
+    y = (q @ k.transpose(-2, -1) * (dim // heads) ** -0.5).softmax(-1) @ v
+    return proj(y.transpose(1, 2).reshape(x_q.shape))
 
 
 class Namespace(nn.Module):
@@ -32,6 +33,11 @@ class Namespace(nn.Module):
             setattr(self, name, module)
 
 
+def drop_paths(rate: float, depth: int) -> list[nn.Module]:
+    """Stochastic depth that grows with the blocks, as in training; without a rate there is none."""
+    return [DropPath(rate * i / max(depth - 1, 1)) for i in range(depth)]
+
+
 def _attn(dim: int) -> Namespace:
     return Namespace(qkv=nn.Linear(dim, 3 * dim), proj=nn.Linear(dim, dim))
 
@@ -39,7 +45,9 @@ def _attn(dim: int) -> Namespace:
 class OfficialCeiT(nn.Module):
     """The released CeiT, forward pass and parameter names."""
 
-    def __init__(self, dim: int, heads: int, depth: int = 12, img_size: int = 224, classes: int = 1000):
+    def __init__(
+        self, dim: int, heads: int, depth: int = 12, img_size: int = 224, classes: int = 1000, drop_path: float = 0.0
+    ):
         super().__init__()
         self.heads = heads
         self.i2t = Namespace(
@@ -62,8 +70,9 @@ class OfficialCeiT(nn.Module):
                     conv3=nn.Conv2d(4 * dim, dim, 1),
                     bn3=nn.BatchNorm2d(dim),
                 ),
+                drop_path=drop,
             )
-            for _ in range(depth)
+            for drop in drop_paths(drop_path, depth)
         )
         self.lca = Namespace(
             norm1=nn.LayerNorm(dim, eps=1e-6),
@@ -91,8 +100,8 @@ class OfficialCeiT(nn.Module):
         class_tokens = []
         for block in self.blocks:
             y = block.norm1(x)
-            x = x + attention(y, y, block.attn.qkv, block.attn.proj, self.heads)
-            x = x + self.leff(block.leff, block.norm2(x))
+            x = x + block.drop_path(attention(y, y, block.attn.qkv, block.attn.proj, self.heads))
+            x = x + block.drop_path(self.leff(block.leff, block.norm2(x)))
             class_tokens.append(x[:, 0])
         z = torch.stack(class_tokens, dim=1) + self.pos_layer_embed
         y = self.lca.norm1(z)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.helpers.published import Namespace, attention
+from tests.helpers.published import Namespace, attention, drop_paths
 
 
 def released_performer(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -22,8 +22,8 @@ def released_performer(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 def token_performer(m: nn.Module, tokens: Tensor, local: Tensor | float) -> Tensor:
     k, q, v = m.kqv(m.norm1(tokens)).chunk(3, dim=-1)
-    y = v + m.proj(released_performer(q, k, v, m.w)) + local
-    return y + m.mlp[2](F.gelu(m.mlp[0](m.norm2(y))))
+    y = v + m.dp(m.proj(released_performer(q, k, v, m.w))) + local
+    return y + m.dp(m.mlp(m.norm2(y)))
 
 
 def to_map(tokens: Tensor) -> Tensor:
@@ -38,8 +38,9 @@ def to_tokens(x: Tensor) -> Tensor:
 class TokenPerformer(Namespace):
     """The parameters of one token performer, under the names both released codes give them."""
 
-    def __init__(self, in_dim: int, dim: int):
+    def __init__(self, in_dim: int, dim: int, drop: float = 0.0):
         super().__init__(
+            dp=nn.Dropout(drop),
             norm1=nn.LayerNorm(in_dim),
             kqv=nn.Linear(in_dim, 3 * dim),
             proj=nn.Linear(dim, dim),
@@ -85,7 +86,7 @@ def nc_pcm(dim: int, hidden: int, groups: int) -> nn.Sequential:
 class OfficialViTAE(nn.Module):
     """The released ViTAE, forward pass and parameter names."""
 
-    def __init__(self, prm_dims, token_dims, depth, heads, ratio, groups, classes=10):
+    def __init__(self, prm_dims, token_dims, depth, heads, ratio, groups, classes=10, *, rc_drop=0.0, drop_path=0.0):
         super().__init__()
         self.heads = heads
         (e1, e2, e3), (t1, t2, dim) = prm_dims, token_dims
@@ -96,13 +97,20 @@ class OfficialViTAE(nn.Module):
                 PCM=nc_pcm(dim, dim * ratio, groups),
                 norm2=nn.LayerNorm(dim, eps=1e-6),
                 mlp=Namespace(fc1=nn.Linear(dim, dim * ratio), fc2=nn.Linear(dim * ratio, dim)),
+                drop_path=drop,
             )
-            for _ in range(depth)
+            for drop in drop_paths(drop_path, depth)
         ]
         rc1 = dict(
-            PRM=prm(3, e1, 7, 4, [2, 5, 8, 11]), PCM=rc_pcm(3, e1, t1, (2, 2, 1)), attn=TokenPerformer(4 * e1, t1)
+            PRM=prm(3, e1, 7, 4, [2, 5, 8, 11]),
+            PCM=rc_pcm(3, e1, t1, (2, 2, 1)),
+            attn=TokenPerformer(4 * e1, t1, rc_drop),
         )
-        rc2 = dict(PRM=prm(t1, e2, 3, 2, [1, 2, 3]), PCM=rc_pcm(t1, e2, t2, (2, 1, 1)), attn=TokenPerformer(3 * e2, t2))
+        rc2 = dict(
+            PRM=prm(t1, e2, 3, 2, [1, 2, 3]),
+            PCM=rc_pcm(t1, e2, t2, (2, 1, 1)),
+            attn=TokenPerformer(3 * e2, t2, rc_drop),
+        )
         self.layers = nn.ModuleList(
             [
                 Namespace(RC=Namespace(**rc1)),
@@ -119,13 +127,14 @@ class OfficialViTAE(nn.Module):
                 x = to_map(token_performer(layer.RC.attn, tokens, to_tokens(layer.RC.PCM(x))))
         x = tokens
         for cell in self.layers[2].NC:
-            local = to_tokens(cell.PCM(to_map(x)))
+            local = cell.drop_path(to_tokens(cell.PCM(to_map(x))))
             y = cell.norm1(x)
-            x = x + attention(y, y, cell.attn.qkv, cell.attn.proj, self.heads) + local
-            x = x + cell.mlp.fc2(F.gelu(cell.mlp.fc1(cell.norm2(x))))
+            x = x + cell.drop_path(attention(y, y, cell.attn.qkv, cell.attn.proj, self.heads)) + local
+            x = x + cell.drop_path(cell.mlp.fc2(F.gelu(cell.mlp.fc1(cell.norm2(x)))))
         return self.head(x.mean(1))
 
 
 TINY = ((64, 64, 128), (64, 64, 256), 7, 4, 2, 64)
+SMALL = ((64, 64, 192), (96, 192, 384), 14, 6, 3, 96)
 SMALL_TEST = ((8, 6, 16), (12, 10, 32), 2, 2, 3, 16)  # sizes in which no two widths are equal
 SMALL_ARGS = dict(prm_dims=(8, 6, 16), token_dims=(12, 10, 32), depth=2, num_heads=2, mlp_ratio=3.0, groups=16)

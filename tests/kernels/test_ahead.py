@@ -13,6 +13,7 @@ from tests.e2e.test_resume import Killed, interrupt
 from tests.helpers.small_runs import differences, make_pictures, tiny_run
 from weft.engine import fit_machine
 from weft.kernels.tuning import ahead
+from weft.run.resume import read_settings
 
 launch = pytest.importorskip("weft.kernels.triton.launch", reason="needs Triton")
 
@@ -117,6 +118,26 @@ def test_all_is_compiled_once_by_others_then_found(workers, with_gpu, tmp_path):
         os.waitpid(-1, os.WNOHANG)  # nobody is left behind
 
 
+def test_what_takes_longest_is_compiled_first(with_gpu, tmp_path, monkeypatch):
+    slow, quick, order = Compiled(tmp_path), Compiled(tmp_path), []
+    monkeypatch.setattr(slow, "__module__", "weft.kernels.triton.qkv", raising=False)
+    real = ahead.compile_in_processes
+
+    def compile_in_processes(tasks, workers, **limit):
+        order.extend(tasks)
+        return real(tasks, workers, **limit)
+
+    monkeypatch.setattr(ahead, "compile_in_processes", compile_in_processes)
+
+    def dry_run():
+        for number, kernel in enumerate([quick, slow, quick, slow, quick]):
+            launch.launch(kernel, (1,), number)
+
+    ahead.compile_ahead(dry_run, 2)
+    assert [task.__closure__[0].cell_contents for task in order] == [3, 1, 4, 2, 0]
+    assert {**quick.kernels, **slow.kernels}.keys() == set(range(5))
+
+
 def test_what_cannot_be_compiled_is_left_to_the_launch(with_gpu, tmp_path):
     """Neither an error nor a crash of the compiler keeps the others from being compiled."""
     kernel = Compiled(tmp_path, fails=(3, 7))
@@ -135,6 +156,16 @@ def test_who_hangs_is_ended():
     begun = time.monotonic()
     ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, timeout=0.3)
     assert time.monotonic() - begun < 30
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize(("seconds", "limit", "given_up"), [(0.1, 1.0, True), (0.0, 20.0, False), (60, 0.2, True)])
+def test_what_does_not_pay_back_is_given_up(seconds, limit, given_up):
+    """Forty tasks of two processes: as soon as the first few say how long all will take, or at the limit."""
+    begun = time.monotonic()
+    assert ahead.compile_in_processes([lambda: time.sleep(seconds)] * 40, 2, limit=limit) == given_up
+    assert not given_up or time.monotonic() - begun < 1.9  # all would take two seconds
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
@@ -170,7 +201,7 @@ def spoiled(monkeypatch):
     """Dry runs that compute nonsense or raise `spoiled.error`, and what they were given: pictures, and the mode."""
     found = SimpleNamespace(trainer=None, passes=[], error=None)
 
-    def spoil(dry_run, workers):
+    def spoil(dry_run, workers, limit):
         trainer, forward = found.trainer, found.trainer.forward
 
         def nonsense(x):
@@ -206,3 +237,12 @@ def test_a_dry_run_changes_nothing_of_the_run(monkeypatch, tmp_path, spoiled, er
     mode = not settings.get("model__frozen_mode", False)
     assert spoiled.passes == [(settings.get("run__micro_batch", 8), mode)] * 2
     assert not differences(tmp_path / "plain", tmp_path / "rehearsed")
+
+
+def test_a_run_without_time_to_compile_is_plain_and_stays_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: True)
+    limits = []
+    monkeypatch.setattr(fit_machine, "compile_ahead", lambda dry_run, workers, limit: limits.append(limit) or True)
+    run = tiny_run(make_pictures(tmp_path / "pictures"), tmp_path / "run", minutes=0.01).folder
+    assert limits == [pytest.approx(0.2 * 0.6)]
+    assert read_settings(run).run.fast is False

@@ -15,7 +15,7 @@ from tests.helpers.kernel_checks import DTYPES, by, check_gradients, check_value
 from weft.fast.tape.tape import run_as_one_node
 from weft.kernels.ops.activation import KINDS, activation_forward, reference_activation
 from weft.kernels.ops.attention import attention_forward
-from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics
+from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics, norm_behind_token
 from weft.kernels.ops.conv_act import conv_act_forward
 from weft.kernels.ops.depthwise import depthwise_forward, reference_depthwise
 from weft.kernels.ops.grouped import grouped_conv_forward
@@ -151,6 +151,25 @@ def batch_norm(draw: Any, dtype: torch.dtype) -> Try:
     return Try([x, random(channels, seed=3), random(channels, seed=4), residual], kernel, reference)
 
 
+def norm_behind(draw: Any, dtype: torch.dtype) -> Try:
+    """Of a map, or of its tokens, and back: gradients lie behind that of the class token."""
+    x = random(draw(st.integers(1, 3)), side(draw), 5, draw(st.sampled_from([3, 16, 40])), dtype=dtype)
+    channels, flat = x.shape[3], draw(st.booleans())
+    mean = maybe(draw, random(channels, seed=5))
+    var = None if mean is None else random(channels, seed=6).abs() + 0.5
+
+    def kernel(x: Tensor, cls: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x = x.flatten(1, 2) if flat else x
+        return by(norm_behind_token, 1e-5)(x, cls, moments(x) if mean is None else mean, var, weight, bias)
+
+    def reference(x: Tensor, cls: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        fixed = (None, None) if mean is None or var is None else (mean.double(), var.double())
+        return torch.cat([cls, norm_by_torch(x, *fixed, weight, bias).flatten(1, 2)], dim=1)
+
+    cls = random(len(x), 1, channels, dtype=dtype, seed=1)
+    return Try([x, cls, random(channels, seed=3), random(channels, seed=4)], kernel, reference)
+
+
 def depthwise(draw: Any, dtype: torch.dtype) -> Try:
     x, kernel = maps(draw, st.integers(1, 5), dtype), draw(st.sampled_from([3, 3, 5]))
     weight = random(x.shape[3], 1, kernel, kernel) / kernel
@@ -284,6 +303,7 @@ CASES = {
     "residual_norm": Case(residual_norm, NORM),
     "add_branch": Case(add_branch, {}),
     "batch_norm": Case(batch_norm, NORM),
+    "batch_norm behind a token": Case(norm_behind, NORM),
     "depthwise": Case(depthwise, TILE),
     "depthwise, unrolled": Case(depthwise, TILE | dict(cols=1, unroll=2, block_c=8)),
     "depthwise, folded": Case(folded_depthwise, TILE, gradients=False),

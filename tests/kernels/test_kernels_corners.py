@@ -28,6 +28,7 @@ from weft.kernels.ops.token_attention import tokens_to_pixels_forward
 from weft.kernels.ops.window_attention import fits, window_attention
 from weft.kernels.triton import grouped as gpu_grouped
 from weft.kernels.triton import token_attention
+from weft.kernels.triton.batch_norm import _with_gaps
 from weft.kernels.triton.linear import column_sums
 from weft.kernels.tuning.launches import TABLE, forced, launch_parameters
 
@@ -181,6 +182,12 @@ def test_maps_among_tokens_are_read_in_place() -> None:
         scattered = random(2, 2, 16, 3).transpose(2, 3)
         parts = [scattered, cls.expand(2, 1, 16), None, None, *weights]
         check_values(by(residual_norm_forward, *rest), norm(*rest), *parts)
+    assert _with_gaps(x)[0] is x
+    assert _with_gaps(x)[1] == 1  # row, that of the class token
+    for other in (scattered, x.contiguous(), x.transpose(0, 1), x[..., :8], x[:1].expand(2, -1, -1, -1)):
+        dense, gap = _with_gaps(other)
+        assert dense.is_contiguous()
+        assert gap == 0
 
 
 def norm(eps: float, dtype: torch.dtype, joined: bool) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.optim import param_groups_layer_decay
@@ -16,7 +17,7 @@ from weft.catalog.catalog import catalog
 from weft.models.base import HybridModel
 from weft.models.ceit import LeFF
 from weft.models.cvt import CvT
-from weft.models.layers import StochasticDepth, add_branch, pad_to_multiple, resize_grid
+from weft.models.layers import PatchConv, StochasticDepth, add_branch, pad_to_multiple, resize_grid
 from weft.models.performer import PerformerAttention, SoftSplit
 from weft.models.registry import FAMILIES
 from weft.models.vitae import PRM
@@ -89,6 +90,24 @@ def test_padding_loses_nothing(height, width, multiple):
     assert padded.shape[1] - height < multiple
     assert torch.equal(padded[:, :height, :width], x)
     assert padded.sum().item() == pytest.approx(x.sum().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["eager", "scripted"])
+@pytest.mark.parametrize(("height", "width", "size"), [(8, 12, 4), (9, 7, 4), (5, 3, 2), (16, 16, 16)])
+def test_a_convolution_of_patches_is_a_product(height, width, size, scripted):
+    """In float64 with all gradients, and odd sizes padded as CeiT does it."""
+    layer = PatchConv(3, 5, size, dtype=torch.float64)
+    function = torch.jit.script(layer) if scripted else layer
+    x = torch.randn(2, height, width, 3, dtype=torch.float64, requires_grad=True)
+    leaves = x, layer.weight, layer.bias
+    padded = pad_to_multiple(x, size)
+    ours = function(padded)
+    theirs = F.conv2d(padded.permute(0, 3, 1, 2), layer.weight, layer.bias, stride=size).permute(0, 2, 3, 1)
+    torch.testing.assert_close(ours, theirs)
+    up = torch.randn_like(ours)
+    torch.testing.assert_close(torch.autograd.grad(ours, leaves, up), torch.autograd.grad(theirs, leaves, up))
+    shapes = {key: tuple(value.shape) for key, value in layer.state_dict().items()}
+    assert shapes == {"weight": (5, 3, size, size), "bias": (5,)}
 
 
 def test_positions_resize_as_in_deit():
@@ -369,17 +388,17 @@ def test_no_copy_between_attention_and_convolution(name, args):
 
     The exceptions are what the methods ask for: gluing the class token to the map, at most once for a block and each of
     q, k and v or LeFF, and parting them again for a convolution; gluing the branches of a PRM, and the
-    features of a Performer to its epsilon; and a soft split, which copies each pixel into its windows.
+    features of a Performer to its epsilon; a soft split, which copies each pixel into its windows; and CeiT's patches,
+    which are laid side by side for one product, as is its weight.
     """
     model = randomise(timm.create_model(name, img_size=64, **args))
     picture = torch.randn(2, 3, 64, 64)
-    splits, glues = (
-        sum(isinstance(m, kind) for m in model.modules()) for kind in (SoftSplit, PRM | PerformerAttention)
-    )
+    kinds = SoftSplit, PRM | PerformerAttention, PatchConv
+    splits, glues, patches = (sum(isinstance(m, kind) for m in model.modules()) for kind in kinds)
     for layout, allowed in ((picture.to(memory_format=torch.channels_last), 0), (picture, 1)):
         with torch.no_grad(), Copies() as copies:
             model(layout)
-        assert len(copies.seen) == allowed + splits + parted(model)
+        assert len(copies.seen) == allowed + splits + 2 * patches + parted(model)
         assert copies.joins == glues + (glued(name, model, args) if model.num_prefix_tokens else 0)
     for feature in model.forward_intermediates(picture, output_fmt="NHWC", intermediates_only=True):
         assert feature.is_contiguous()

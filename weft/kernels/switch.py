@@ -69,6 +69,13 @@ def _gpu_is_new_enough(index: int) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether kernels may be launched on a device, where nothing forbids it at the moment: see `usable`."""
+    if device.type != "cuda" or not (_on and has_triton() and torch.cuda.is_available()):
+        return False
+    return _gpu_is_new_enough(device.index or 0)
+
+
 def usable(x: Tensor) -> bool:
     """Whether kernels may be launched on `x`: switched on, a type they know, a GPU and a Triton they run on.
 

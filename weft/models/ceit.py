@@ -34,6 +34,7 @@ from weft.models.layers import (
     LayerNorm,
     LinearNorm,
     MaxPool,
+    PatchConv,
     PointwiseConv,
     PositionEmbedding,
     StochasticDepth,
@@ -44,8 +45,6 @@ from weft.models.layers import (
     pad_to_multiple,
     part,
     present,
-    to_nchw,
-    to_nhwc,
 )
 from weft.models.variants import build, register_variants, weights_cfg, with_first_conv
 
@@ -238,9 +237,7 @@ class CeiT(HybridModel):
             self.stem = Image2Tokens(i2t_layers, i2t_norm, in_chans, i2t_channels, stem_stride, **dd)
             self.feature_info.append(dict(num_chs=i2t_channels, reduction=stem_stride, module="stem"))
         self.patch = reduction if self.stem is None else PATCH
-        self.proj = nn.Conv2d(
-            in_chans if self.stem is None else i2t_channels, embed_dim, self.patch, stride=self.patch, **dd
-        )
+        self.proj = PatchConv(in_chans if self.stem is None else i2t_channels, embed_dim, self.patch, **dd)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
         self.pos_embed = PositionEmbedding(grid, embed_dim, class_token=True, **dd)
         self.pos_drop = nn.Dropout(pos_drop_rate)
@@ -279,7 +276,7 @@ class CeiT(HybridModel):
             first_block = 1
             if last is not None and last == 0:
                 return x, None, maps
-        x = to_nhwc(self.proj(to_nchw(pad_to_multiple(x, self.patch))))  # (B, H, W, C)
+        x = self.proj(pad_to_multiple(x, self.patch))  # (B, H, W, C)
         x, positioned = self.pos_embed(x, present(self.cls_token).expand(x.shape[0], -1, -1))
         x, cls = self.pos_drop(x), self.pos_drop(present(positioned))
 

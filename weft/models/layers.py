@@ -165,6 +165,27 @@ class MapConv(nn.Conv2d):
         return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
 
 
+class PatchConv(nn.Conv2d):
+    """Convolution of patches of a (B, H, W, C) map that do not overlap: its kernel is its stride, and divides the map.
+
+    It is one matrix product, behind a copy of the map. Libraries for convolutions may not know that: for the gradient
+    of a map of 64 channels cudnn takes many times as long.
+    """
+
+    def __init__(self, in_chs: int, out_chs: int, size: int, **dd: Any):
+        super().__init__(in_chs, out_chs, size, stride=size, **dd)
+
+    def forward(self, input: Tensor) -> Tensor:
+        batch, height, width, channels = input.shape
+        size = self.stride[0]
+        if not sizes_are_fixed(height, width):  # torch.export cannot tell that whole patches fill the map
+            return to_nhwc(self._conv_forward(to_nchw(input), self.weight, self.bias))
+        x = input.view(batch, height // size, size, width // size, size, channels)
+        x = x.transpose(2, 3).flatten(3)  # (B, H / size, W / size, size * size * C_in)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)  # (C, size * size * C_in)
+        return F.linear(x, weight, self.bias)
+
+
 class ConvNorm(nn.Module):
     """Convolution, BatchNorm and activation on a (B, H, W, C) map; `norm=False` leaves the BatchNorm out."""
 

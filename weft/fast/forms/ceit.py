@@ -5,19 +5,18 @@ from typing import Any
 from torch import nn
 
 from weft.fast.swap import Fused, fused, is_exactly
+from weft.fast.tape.attention import attention, is_standard_attention
 from weft.fast.tape.blocks import is_layer_norm, is_linear
 from weft.fast.tape.linear import linear, norm_linears
 from weft.fast.tape.ops import (
     activate,
     add_branch,
     are_idle,
-    attention,
     batch_norm,
     conv_norm,
     is_conv,
     is_depthwise,
     is_norm,
-    is_standard_attention,
     is_standard_drop_path,
     keep_factors,
     max_pool,
@@ -69,7 +68,7 @@ class FusedCeiTBlock(Fused, ceit.Block):
 
     def steps(self, t: Tape, x: Var, cls: Var) -> tuple[Var, Var | None]:
         t.casts.prepare(self.attn.qkv, self.attn.proj, self.leff.linear1.linear, self.leff.linear2.linear)
-        _, _, z = norm_tokens(t, self.norm1, x, cls)
+        x, cls, z = norm_tokens(t, self.norm1, x, cls)  # pyright: ignore[reportAssignmentType]  as it came
         y = attention(t, z, self.attn, recompute_norm(self.norm1, x, cls, t.dtype, joined=True))
         x, new_cls, z, z_cls = norm_map(t, self.norm2, x, cls, y, keep_factors(self.drop_path, x.value))
         y = leff(t, self.leff, z, recompute_norm(self.norm2, x, None, t.dtype, joined=False))

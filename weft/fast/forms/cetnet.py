@@ -57,7 +57,7 @@ class FusedWindows(Fused):
 
     def steps(self, t: Tape, x: Var) -> Var:
         t.casts.prepare(*self.layers(), self.mlp.fc1, self.mlp.fc2)
-        _, _, z, _ = norm_map(t, self.norm1, x)
+        x, _, z, _ = norm_map(t, self.norm1, x)
         y = reshape_output(self.attend(t, z), z.shape[0], -1, z.shape[3])  # (B, H*W, C)
         x, _, z = norm_tokens(t, self.norm2, x, None, y, keep_factors(self.drop_path, x.value))
         return add_branch(t, x, None, run_mlp(t, z, self.mlp), None, keep_factors(self.drop_path, x.value))[0]

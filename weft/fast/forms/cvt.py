@@ -2,19 +2,19 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.fast.inference.packed_linear import LINEAR_TYPES
 from weft.fast.swap import Fused, fused, is_exactly
+from weft.fast.tape.attention import CrossAttention
 from weft.fast.tape.blocks import is_layer_norm, is_standard_mlp, run_mlp
 from weft.fast.tape.linear import linear, linears
 from weft.fast.tape.ops import (
-    CrossAttention,
     add_branch,
     are_idle,
     as_affine,
     batch_norm,
+    batch_norm_tokens,
     cast,
     convolve,
     is_conv,
@@ -28,7 +28,7 @@ from weft.fast.tape.ops import (
     share_mode,
     uses_batch_statistics,
 )
-from weft.fast.tape.tape import Tape, TapeFunction, Var
+from weft.fast.tape.tape import Tape, Var
 from weft.kernels.ops.attention import MOST_KEYS, attention_forward, suits_heads
 from weft.kernels.ops.qkv import qkv_forward
 from weft.models import cvt
@@ -47,32 +47,19 @@ def is_projection(*branches: Any) -> bool:
     return q.conv.stride == (1, 1) and k.conv.stride == v.conv.stride and q.conv.kernel_size == k.conv.kernel_size
 
 
-class Join(TapeFunction):
-    """The class token and the (B, H, W, C) or (B, N, C) map as tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, cls: Tensor, x: Tensor) -> Tensor:
-        ctx.shape = x.shape
-        return torch.cat([cls.to(x.dtype), x.reshape(x.shape[0], -1, x.shape[-1])], dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad[:, :1], grad[:, 1:].reshape(ctx.shape)
-
-
 def project(t: Tape, x: Var, cls: Var | None, branches: Any) -> tuple[Var, ...]:
     """The depth-wise halves of the three projections with their norms, as tokens."""
     x = cast(t, x, t.dtype)
     weights, biases = [b.conv.weight for b in branches], [b.conv.bias for b in branches]
     stride = branches[1].conv.stride[0]
-    if not t.grad_enabled and not uses_batch_statistics(branches[0].bn):
-        folded = type(branches[0].bn) is nn.Identity
+    folded = type(branches[0].bn) is nn.Identity
+    if folded or not (t.grad_enabled or uses_batch_statistics(branches[0].bn)):
         scales, shifts = (NONE, NONE) if folded else zip(*(as_affine(b.bn) for b in branches), strict=True)
         cls = None if cls is None else cast(t, cls, t.dtype)
         return t(qkv_forward, x, cls, *weights, *biases, *scales, *shifts, stride)
     raw = t(qkv_forward, x, None, *weights, *biases, *NONE, *NONE, stride)
-    normed = [batch_norm(t, y, b.bn) for y, b in zip(raw, branches, strict=True)]
-    return tuple(normed) if cls is None else tuple(t(Join, cls, y) for y in normed)
+    pairs = zip(raw, (b.bn for b in branches), strict=True)
+    return tuple(batch_norm(t, y, bn) if cls is None else batch_norm_tokens(t, y, cls, bn) for y, bn in pairs)
 
 
 @fused(ConvEmbed)
@@ -114,7 +101,7 @@ class FusedCvTBlock(Fused, cvt.Block):
     def steps(self, t: Tape, x: Var, cls: Var | None) -> tuple[Var, Var | None]:
         attn: Any = self.attn
         t.casts.prepare(attn.proj_q, attn.proj_k, attn.proj_v, attn.proj, self.mlp.fc1, self.mlp.fc2)
-        _, _, z, z_cls = norm_map(t, self.norm1, x, cls)
+        x, cls, z, z_cls = norm_map(t, self.norm1, x, cls)
         branches = (attn.conv_proj_q, attn.conv_proj_k, attn.conv_proj_v)
         q, k, v = linears(t, project(t, z, z_cls, branches), (attn.proj_q, attn.proj_k, attn.proj_v))
         y = linear(t, attend(t, q, k, v, attn.num_heads, attn.scale), attn.proj)

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.fast.swap import Fused, fused, is_exactly
+from weft.fast.tape.attention import attention, is_standard_attention
 from weft.fast.tape.blocks import is_layer_norm, is_linear, is_standard_mlp, run_mlp
 from weft.fast.tape.linear import linear
 from weft.fast.tape.ops import (
@@ -12,14 +13,12 @@ from weft.fast.tape.ops import (
     activate,
     add_branch,
     are_idle,
-    attention,
     cast,
     conv_norm,
     convolve,
     dropout,
     is_conv,
     is_norm,
-    is_standard_attention,
     is_standard_drop_path,
     keep_factors,
     norm_tokens,
@@ -61,7 +60,7 @@ class FusedNormalCell(Fused, vitae.NormalCell):
 
     def steps(self, t: Tape, x: Var, cls: Var | None) -> tuple[Var, Var | None]:
         t.casts.prepare(self.attn.qkv, self.attn.proj, self.mlp.fc1, self.mlp.fc2)
-        _, _, z = norm_tokens(t, self.norm1, x, cls)
+        x, cls, z = norm_tokens(t, self.norm1, x, cls)
         local, keep = None, None
         if self.pcm is not None:
             local, keep = run_pcm(t, x, self.pcm), keep_factors(self.drop_path, x.value)

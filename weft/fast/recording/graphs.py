@@ -86,7 +86,8 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 @cache
-def _stream_for_recordings(device: int) -> torch.cuda.Stream:
+def stream_for_recordings(device: int) -> torch.cuda.Stream:
+    """The one stream of a GPU that all recordings are made in."""
     return torch.cuda.Stream(device)
 
 
@@ -97,7 +98,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: "GraphPool") -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()  # it might free what lies on the GPU, which no recording allows
     try:
-        with torch.cuda.stream(_stream_for_recordings(torch.cuda.current_device())):
+        with torch.cuda.stream(stream_for_recordings(torch.cuda.current_device())):
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")  # readers of data may go on
             try:
                 yield

@@ -3,19 +3,17 @@
 Maps are (B, H, W, C), tokens (B, [1 +] H*W, C) with the class token first, as everywhere.
 """
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, DropPath
+from timm.layers import DropPath
 from torch import Tensor, nn
 
-from weft.fast.inference.packed_linear import LINEAR_TYPES
-from weft.fast.tape.linear import NO_OPTIONS, Linears, linear
+from weft.fast.tape.linear import NO_OPTIONS, Linears
 from weft.fast.tape.tape import Tape, TapeFunction, Var
 from weft.kernels.ops.activation import activation_forward
-from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics
+from weft.kernels.ops.batch_norm import batch_norm_act_forward, batch_norm_statistics, norm_behind_token
 from weft.kernels.ops.conv_act import conv_act_forward
 from weft.kernels.ops.depthwise import depthwise_forward
 from weft.kernels.ops.grouped import grouped_conv_forward, is_grouped
@@ -25,9 +23,6 @@ from weft.kernels.ops.pool import max_pool_forward
 from weft.kernels.ops.residual import add_branch_forward
 from weft.kernels.ops.stem import stem_forward, suits_stem
 from weft.models.layers import MapConv, StochasticDepth
-
-HALF = (torch.bfloat16, torch.float16)
-WIDEST_HEAD = 256  # of flash attention
 
 # Shapes and types ---------------------------------------------------------------------------------------------------
 
@@ -133,7 +128,10 @@ def dropout(t: Tape, x: Var, module: nn.Dropout) -> Var:
 def norm_tokens(
     t: Tape, norm: nn.LayerNorm, x: Var, cls: Var | None = None, y: Var | None = None, keep: Tensor | None = None
 ) -> tuple[Var, Var | None, Var]:
-    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens."""
+    """x + keep y for the tokens `y` of a branch, and `norm` of that as tokens; map, class token, tokens.
+
+    Without a branch the first two are x and cls; their gradients are then added to those of the norm in one pass.
+    """
     x, cls, normed, _ = _residual_norm(t, norm, x, cls, y, keep, joined=True)
     return x, cls, normed
 
@@ -150,10 +148,7 @@ def _residual_norm(
 ) -> tuple[Var, Var | None, Var, Var | None]:
     if cls is not None:
         cls = cast(t, cls, x.dtype)
-    total, total_cls, normed, normed_cls = t(
-        residual_norm_forward, x, cls, y, keep, norm.weight, norm.bias, norm.eps, t.dtype, joined
-    )
-    return (x, cls, normed, normed_cls) if y is None else (total, total_cls, normed, normed_cls)
+    return t(residual_norm_forward, x, cls, y, keep, norm.weight, norm.bias, norm.eps, t.dtype, joined)
 
 
 def layer_norm(t: Tape, x: Var, norm: nn.LayerNorm) -> Var:
@@ -222,8 +217,16 @@ def batch_norm(
         if residual is not None:
             x, _ = add_branch(t, residual, None, x, None, keep)
         return activate(t, x, act)
-    mean, var = (moments(x, bn), None) if uses_batch_statistics(bn) else (bn.running_mean, bn.running_var)
-    return t(batch_norm_act_forward, x, mean, var, bn.weight, bn.bias, residual, keep, bn.eps, act)
+    return t(batch_norm_act_forward, x, *_mean_and_var(x, bn), bn.weight, bn.bias, residual, keep, bn.eps, act)
+
+
+def batch_norm_tokens(t: Tape, x: Var, cls: Var, bn: nn.BatchNorm2d) -> Var:
+    """bn(x) as tokens behind the class token; moves the running statistics where `bn` is in training mode."""
+    return t(norm_behind_token, x, cls, *_mean_and_var(x, bn), bn.weight, bn.bias, bn.eps)
+
+
+def _mean_and_var(x: Var, bn: Any) -> tuple[Tensor, Tensor | None]:
+    return (moments(x, bn), None) if uses_batch_statistics(bn) else (bn.running_mean, bn.running_var)
 
 
 def as_affine(bn: Any) -> tuple[Tensor, Tensor]:
@@ -343,103 +346,7 @@ def max_pool(t: Tape, x: Var, stride: int) -> Var:
     return t(max_pool_forward, x, stride, t.grad_enabled and x.slot >= 0)[0]
 
 
-# Attention ----------------------------------------------------------------------------------------------------------
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)  # (B, N, C) -> (B, heads, N, C / heads)
-
-
-def _thirds(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    return qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # three of (B, heads, N, C / heads)
-
-
-def _tokens(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(2)  # undoes `_heads`
-
-
-class SelfAttention(TapeFunction):
-    """(B, N, 3C) queries, keys and values side by side -> (B, N, C), in `heads`."""
-
-    @staticmethod
-    def run(qkv: Tensor, heads: int, scale: float) -> Tensor:
-        q, k, v = _thirds(qkv, heads)
-        return _tokens(F.scaled_dot_product_attention(q, k, v, scale=scale))
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, scale: float) -> Tensor:
-        ctx.scale = scale
-        return _tokens(_attend(ctx, *_thirds(qkv, heads)))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        grads = _attend_back(ctx, grad)  # (B, heads, N, d) each
-        return torch.stack(grads, dim=3).permute(0, 2, 3, 1, 4).flatten(2), None, None
-
-
-class CrossAttention(TapeFunction):
-    """(B, N, C) queries, (B, M, C) keys and values -> (B, N, C), in `heads`."""
-
-    @staticmethod
-    def run(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
-        q, k, v = (_heads(x, heads) for x in (q, k, v))
-        return _tokens(F.scaled_dot_product_attention(q, k, v, scale=scale))
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
-        ctx.scale = scale
-        return _tokens(_attend(ctx, *(_heads(x, heads) for x in (q, k, v))))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return *(_tokens(x) for x in _attend_back(ctx, grad)), None, None
-
-
-def _attend(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of (B, heads, N, d); what its gradient needs is kept."""
-    ctx.flash = q.is_cuda and q.dtype in HALF and q.shape[3] <= WIDEST_HEAD and q.shape[3] % 8 == 0
-    if ctx.flash:
-        y, sums, *ctx.lengths, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
-            q, k, v, scale=ctx.scale
-        )
-        ctx.save_for_backward(q, k, v, y, sums, seed, offset)
-        return y
-    ctx.save_for_backward(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, scale=ctx.scale)
-
-
-def _attend_back(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of q, k and v from that of (B, N, C)."""
-    q, k, v, *rest = ctx.saved_tensors
-    grad = _heads(grad, q.shape[1])
-    if ctx.flash:
-        y, sums, seed, offset = rest
-        return torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, y, sums, *ctx.lengths, 0.0, False, seed, offset, scale=ctx.scale
-        )
-    with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, scale=ctx.scale)
-    return torch.autograd.grad(y, (q, k, v), grad)
-
-
-def attention(t: Tape, z: Var, attn: Attention, recompute: Any = None) -> Var:
-    """timm's attention over (B, N, C) tokens."""
-    qkv = linear(t, z, attn.qkv, recompute)
-    return linear(t, t(SelfAttention, qkv, attn.num_heads, attn.scale), attn.proj)
-
-
-def is_standard_attention(attn: Any) -> bool:
-    """Whether this is timm's attention without any of its options."""
-    return (
-        type(attn) is Attention
-        and type(attn.qkv) in LINEAR_TYPES
-        and type(attn.proj) in LINEAR_TYPES
-        and isinstance(attn.q_norm, nn.Identity)
-        and isinstance(attn.k_norm, nn.Identity)
-        and isinstance(getattr(attn, "norm", nn.Identity()), nn.Identity)
-        and math.isclose(attn.scale, attn.head_dim**-0.5)
-    )
+# Dropping -----------------------------------------------------------------------------------------------------------
 
 
 def is_standard_drop_path(module: Any) -> bool:

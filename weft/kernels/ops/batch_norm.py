@@ -90,7 +90,40 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, None, None, grad_weight, grad_bias, grad_residual, None, None, None
 
 
+# Behind a class token -----------------------------------------------------------------------------------------------
+
+
+def reference_norm_behind_token(
+    x: Tensor, cls: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """bn(x) as (B, 1 + N, C) tokens behind the class token, (B, 1, C); x is a map, or its tokens."""
+    y = reference_norm_act(x, mean, var, weight, bias, None, None, eps, "none")
+    return torch.cat([cls.to(y.dtype), y.flatten(1, -2)], dim=1)
+
+
+def _setup_tokens(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, cls, mean, var, weight, bias, ctx.eps = inputs
+    ctx.cls_dtype = cls.dtype
+    ctx.save_for_backward(x, mean, var, weight, bias)
+
+
+def _backward_tokens(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, *norm = ctx.saved_tensors
+    behind = grad[:, 1:].unflatten(1, x.shape[1:-1])  # read where it is
+    grad_x, grad_weight, grad_bias, *_ = batch_norm_act_backward.run(
+        behind, x, *norm, None, None, ctx.eps, "none", False
+    )
+    return grad_x, grad[:, :1].to(ctx.cls_dtype), None, None, grad_weight, grad_bias, None
+
+
 batch_norm_act_backward = define("batch_norm_act_backward", _reference_backward, "batch_norm.backward")
 batch_norm_act_forward = define(
     "batch_norm_act", reference_norm_act, "batch_norm.apply", setup=_setup, backward=_backward
+)
+norm_behind_token = define(
+    "norm_behind_token",
+    reference_norm_behind_token,
+    "batch_norm.apply_behind_token",
+    setup=_setup_tokens,
+    backward=_backward_tokens,
 )

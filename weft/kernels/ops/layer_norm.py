@@ -39,13 +39,15 @@ def _normed(x: Tensor, cls: Tensor | None, weight: Tensor, bias: Tensor, eps: fl
 def reference_residual_norm(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
     dtype: torch.dtype, joined: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-    """The reference: the sum and its class token, where there is a y; then its norm in `dtype`, tokens if `joined`."""
-    total = total_cls = None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+    """The reference: the sum and its class token; then its norm in `dtype`, tokens if `joined`.
+
+    Without a y the sum is x. Whoever goes on with that, and not with x, has its gradient added in the same pass.
+    """
     if y is not None:
-        x, cls = total, total_cls = _add(x, cls, y, keep)
+        x, cls = _add(x, cls, y, keep)
     normed, normed_cls = _normed(x, cls, weight, bias, eps, joined)
-    return total, total_cls, normed.to(dtype), None if normed_cls is None else normed_cls.to(dtype)
+    return x, cls, normed.to(dtype), None if normed_cls is None else normed_cls.to(dtype)
 
 
 def _reference_backward(
@@ -77,12 +79,10 @@ def _reference_backward(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-    x, cls, y, keep, weight, _, ctx.eps, _, ctx.joined = inputs
+    x, _, y, keep, weight, _, ctx.eps, _, ctx.joined = inputs
     ctx.x_dtype, ctx.y_dtype = x.dtype, None if y is None else y.dtype
     ctx.set_materialize_grads(False)
-    if y is not None:
-        x, cls = output[:2]
-    ctx.save_for_backward(x, cls, keep, weight)
+    ctx.save_for_backward(*output[:2], keep, weight)
 
 
 def as_tokens(x: Tensor, cls: Tensor | None) -> tuple[int, int, int]:

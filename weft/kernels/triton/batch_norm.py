@@ -7,6 +7,8 @@ blocks of channels are the same for most, so that one kernel serves all stages o
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -34,6 +36,15 @@ def _own_tile(rows, C, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     mask = (row < rows)[:, None] & (channel < C)[None, :]
     tile, step = _tile(channel, C, ROWS)
     return channel, row, mask, step * first, tile
+
+
+@triton.jit
+def _place(row, positions, gap, start, tile, channel, C, DENSE: tl.constexpr):
+    """Offsets of a tile, `start + tile`, in a map whose pictures lie `gap` rows apart, unless it is DENSE."""
+    place = start + tile
+    if not DENSE:
+        place = (row + row // positions * gap).to(tl.int64)[:, None] * C + channel[None, :]
+    return place
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -117,13 +128,13 @@ def _channels(mean, var, weight, bias, channel, eps, C):
     return centre[None, :], rstd[None, :], gamma[None, :], beta[None, :]
 
 
-@triton.jit(do_not_specialize=["rows", "positions"])
+@triton.jit(do_not_specialize=["rows", "positions", "gap"])
 def _apply(
-    x, mean, var, weight, bias, residual, keep, y, rows, positions, eps,
-    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr,
+    x, mean, var, weight, bias, residual, keep, y, rows, positions, gap, eps,
+    C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, DENSE: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """act(keep * bn(x) + residual) of a tile."""
+    """act(keep * bn(x) + residual) of a tile; pictures of y lie `gap` rows apart."""
     channel, row, mask, start, tile = _own_tile(rows, C, ROWS, WIDTH)
     value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
@@ -132,18 +143,20 @@ def _apply(
         value *= tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if HAS_RESIDUAL:
         value += tl.load(residual + start + tile, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + start + tile, activate(value, ACT), mask=mask)
+    place = _place(row, positions, gap, start, tile, channel, C, DENSE)
+    tl.store(y + place, activate(value, ACT), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "positions"])
+@triton.jit(do_not_specialize=["rows", "positions", "gap"])
 def _reduce(
-    grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial, rows, positions, eps,
+    grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial, rows, positions, gap, eps,
     C, HAS_RESIDUAL: tl.constexpr, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, WITH_OUTPUT: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    DENSE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of weight and bias, a line per program; where residual and activation are, also the residual's.
 
-    WITH_OUTPUT: and y, as `_apply` makes it, since all that it takes is at hand.
+    Pictures of `grad` lie `gap` rows apart. WITH_OUTPUT: and y, as `_apply` makes it, since all that it takes is at
+    hand.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -156,7 +169,8 @@ def _reduce(
         mask = (row < rows)[:, None] & (channel < C)[None, :]
         start = step * first
         unit = (tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32) - centre) * rstd
-        upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
+        place = _place(row, positions, gap, start, tile, channel, C, DENSE)
+        upstream = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_KEEP:
             factor = tl.load(keep + row // positions, mask=row < rows, other=0.0).to(tl.float32)[:, None]
         if ACT or WITH_OUTPUT:
@@ -180,14 +194,18 @@ def _reduce(
     tl.store(line + C + channel, tl.sum(grad_beta, axis=0), mask=channel < C)
 
 
-@triton.jit(do_not_specialize=["rows", "positions"])
+@triton.jit(do_not_specialize=["rows", "positions", "gap"])
 def _input_gradient(
-    grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep, grad_x, rows, positions, eps,
-    C, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep, grad_x, rows, positions, gap, eps,
+    C, HAS_KEEP: tl.constexpr, ACT: tl.constexpr, DENSE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile. Where mean and variance are those of the rows, each row has a share in them."""
+    """Of a tile; pictures of `grad` lie `gap` rows apart.
+
+    Where mean and variance are those of the rows, each row has a share in them.
+    """
     channel, row, mask, start, tile = _own_tile(rows, C, ROWS, WIDTH)
-    upstream = tl.load(grad + start + tile, mask=mask, other=0.0).to(tl.float32)
+    place = _place(row, positions, gap, start, tile, channel, C, DENSE)
+    upstream = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
     value = tl.load(x + start + tile, mask=mask, other=0.0).to(tl.float32)
     centre, rstd, gamma, beta = _channels(mean, var, weight, bias, channel, eps, C)
     unit = (value - centre) * rstd
@@ -215,6 +233,13 @@ def _blocks(channels: int, most: int) -> tuple[int, int]:
     whole = channels & -channels
     width = min(whole if whole >= 32 else power_of_two(channels), most)
     return width, cdiv(channels, width)
+
+
+def _with_gaps(x: Tensor) -> tuple[Tensor, int]:
+    """A map that kernels can read, and the rows between its pictures: behind a class token it stays where it is."""
+    between, rest = divmod(x.stride(0) - x[0].numel(), x.shape[-1])
+    in_place = between > 0 and rest == 0 and x[0].is_contiguous()
+    return (x, between) if in_place else (x.contiguous(), 0)
 
 
 def statistics(
@@ -247,9 +272,30 @@ def apply(
     residual: Tensor | None, keep: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
     """act(keep * bn(x) + residual)."""
-    y, channels = x.new_empty(x.shape, dtype=output_dtype(x, residual)), x.shape[-1]
+    y = x.new_empty(x.shape, dtype=output_dtype(x, residual))
+    _write(x, mean, var, weight, bias, residual, keep, eps, act, y, gap=0)
+    return y
+
+
+def apply_behind_token(
+    x: Tensor, cls: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """bn(x) behind the class token."""
+    pictures, *sides, channels = x.shape
+    tokens = x.new_empty(pictures, 1 + math.prod(sides), channels)
+    tokens[:, :1] = cls
+    _write(x, mean, var, weight, bias, None, None, eps, "none", tokens[:, 1:], gap=1)
+    return tokens
+
+
+def _write(
+    x: Tensor, mean: Tensor, var: Tensor | None, weight: Tensor, bias: Tensor,
+    residual: Tensor | None, keep: Tensor | None, eps: float, act: str, y: Tensor, gap: int,
+) -> None:  # fmt: skip
+    """`apply` into y, whose pictures lie `gap` rows apart."""
+    channels = x.shape[-1]
     if not x.numel():
-        return y
+        return
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     rows, has_residual = x.numel() // channels, residual is not None
     chosen = launch_parameters("batch_norm")
@@ -257,10 +303,9 @@ def apply(
     tile = max(1, chosen["elements"] // width)
     launch(
         _apply, (cdiv(rows, tile), blocks), x, mean, var, weight, bias, residual, keep, y,
-        rows, rows // x.shape[0], eps, channels, has_residual, keep is not None, KINDS[act], tile, width,
+        rows, rows // x.shape[0], gap, eps, channels, has_residual, keep is not None, KINDS[act], gap == 0, tile, width,
         num_warps=chosen["num_warps"],
     )  # fmt: skip
-    return y
 
 
 def backward(
@@ -273,7 +318,8 @@ def backward(
     y = x.new_empty(x.shape, dtype=output_dtype(x, residual)) if with_output else None
     if not x.numel():
         return grad_x, torch.zeros_like(weight), torch.zeros_like(weight), grad_residual, y
-    grad, x, residual = grad.contiguous(), x.contiguous(), None if residual is None else residual.contiguous()
+    grad, gap = _with_gaps(grad)
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     rows, has_residual = x.numel() // channels, residual is not None
     chosen = launch_parameters("batch_norm_backward")
     width, blocks = _blocks(channels, chosen["width"])
@@ -283,14 +329,14 @@ def backward(
     kind, positions = KINDS[act], rows // x.shape[0]
     launch(
         _reduce, (programs, blocks), grad, x, mean, var, weight, bias, residual, keep, grad_residual, y, partial,
-        rows, positions, eps, channels, has_residual, keep is not None, kind, y is not None, tile, width,
+        rows, positions, gap, eps, channels, has_residual, keep is not None, kind, y is not None, gap == 0, tile, width,
         chosen["stages"], num_warps=warps,
     )  # fmt: skip
     grad_weight, grad_bias = sum_lines(partial, weight)
     if grad_residual is not None:  # which has the slope of the activation in it
-        grad, kind = grad_residual, 0
+        grad, gap, kind = grad_residual, 0, 0
     launch(
         _input_gradient, (cdiv(rows, tile), blocks), grad, x, mean, var, weight, bias, grad_weight, grad_bias, keep,
-        grad_x, rows, positions, eps, channels, keep is not None, kind, tile, width, num_warps=warps,
+        grad_x, rows, positions, gap, eps, channels, keep is not None, kind, gap == 0, tile, width, num_warps=warps,
     )  # fmt: skip
     return grad_x, grad_weight, grad_bias, grad_residual, y

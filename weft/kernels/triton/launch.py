@@ -14,7 +14,7 @@ SCALARS = frozenset((int, bool, float, type(None), tl.dtype))  # and what else i
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 # In a thread whose kernels are compiled and not launched, see `weft.kernels.tuning.ahead`: those that it had so far.
-dry_run_keys: ContextVar[set[tuple[Any, ...]] | None] = ContextVar("dry_run_keys", default=None)
+dry_run_keys: ContextVar[dict[tuple[Any, ...], Any] | None] = ContextVar("dry_run_keys", default=None)
 _device, _stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
 
@@ -47,7 +47,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: int) -> No
         found = _compiled[key] = kernel[grid](*args, **options)
         found.run  # noqa: B018  loads it
     elif found is None and key not in compiled_ahead:
-        compiled_ahead.add(key)
+        compiled_ahead[key] = kernel
         kernel.warmup(*args, grid=grid, **options)
 
 

@@ -165,11 +165,12 @@ def forward(
     x: Tensor, cls: Tensor | None, y: Tensor | None, keep: Tensor | None, weight: Tensor, bias: Tensor, eps: float,
     dtype: torch.dtype, joined: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Map and class token behind the sum, where there is a y; tokens, or map and class token, of the norm."""
+    """Map and class token behind the sum, without a y as they came; tokens, or map and class token, of the norm."""
     pictures, height, width, channels = x.shape
     positions = height * width
     has_y, has_cls = y is not None, cls is not None
     total = total_cls = normed_cls = None
+    given = x, cls
     if y is not None:
         y = y.contiguous()
         wide = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
@@ -189,7 +190,7 @@ def forward(
             x_rows, cls_rows, pictures, positions, map_programs, eps,
             channels, has_y, keep is not None, has_cls, joined, dense, rows, block, num_warps=chosen["num_warps"],
         )  # fmt: skip
-    return total, total_cls, normed, normed_cls
+    return *(given if y is None else (total, total_cls)), normed, normed_cls
 
 
 def backward(

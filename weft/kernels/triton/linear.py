@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.triton.launch import cdiv, launch
+from weft.kernels.triton.shares import sum_rows
 from weft.kernels.tuning.launches import launch_parameters, processors
 
 ROWS, COLUMNS = 64, 64  # of a tile
@@ -36,4 +37,4 @@ def column_sums(x: Tensor) -> Tensor:
         steps //= 2
     partial = torch.empty(cdiv(rows, ROWS * steps), columns, dtype=torch.float32, device=x.device)
     launch(_partial_sums, (partial.shape[0], across), x, partial, rows, columns, ROWS, COLUMNS, steps, num_warps=4)
-    return partial.sum(0)
+    return sum_rows(partial)

@@ -6,6 +6,7 @@ its share and leaves it in Triton's cache on disk, where this process finds it.
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import struct
@@ -22,22 +23,25 @@ from weft.kernels.switch import has_triton, interpreted, kernels_are_on
 TIMEOUT = 300.0  # seconds for all kernels; whoever takes longer hangs, and is ended
 NUMBER = struct.Struct("i")
 PIPE = 1 << 16  # bytes that a pipe holds: 16,000 numbers, more than any model has kernels
+SLOW = ("weft.kernels.triton.depthwise", "weft.kernels.triton.qkv")  # written out tap by tap: five seconds and more
 Task = Callable[[], Any]
 
 
-def compile_ahead(dry_run: Callable[[], Any], workers: int = os.cpu_count() or 1) -> None:
+def compile_ahead(dry_run: Callable[[], Any], workers: int = os.cpu_count() or 1, limit: float = math.inf) -> bool:
     """Compiles all kernels that `dry_run` would launch, on `workers` cores at once; Triton keeps them for next time.
 
     It launches none: what `dry_run` computes means nothing, and the caller has to undo what it changes. A kernel that
-    cannot be compiled is left to the launch that needs it, which says why.
+    cannot be compiled is left to the launch that needs it, which says why. True where it was given up, as soon as it
+    was seen to take more than `limit` seconds.
     """
     if not (torch.cuda.is_available() and kernels_are_on() and has_triton()) or interpreted():
-        return
+        return False
     import triton
 
     from weft.kernels.triton import launch
 
-    tasks, token = _Tasks(), launch.dry_run_keys.set(set())
+    asked: dict[Any, Any] = {}
+    tasks, token = _Tasks(asked), launch.dry_run_keys.set(asked)
     try:
         with (
             triton.AsyncCompileMode(tasks, ignore_errors=True),
@@ -45,30 +49,40 @@ def compile_ahead(dry_run: Callable[[], Any], workers: int = os.cpu_count() or 1
             tasks,
         ):
             dry_run()
-            tasks.run(workers)
+            return tasks.run(workers, limit)
     finally:
         launch.dry_run_keys.reset(token)
 
 
 class _Tasks(Executor):
-    """Collects what Triton wants compiled, until `run`; leaving it gives up what was not run."""
+    """Collects what Triton wants compiled, until `run`; leaving it gives up what was not run.
 
-    def __init__(self) -> None:
+    `asked` are the kernels of the dry run: Triton wants the last of them.
+    """
+
+    def __init__(self, asked: dict[Any, Any]) -> None:
+        self.asked = asked
         self.waiting: list[tuple[Future[Any], Task]] = []
+        self.slow: list[Task] = []
 
     def submit(self, fn: Task, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self.waiting.append((future, fn))
+        if next(reversed(self.asked.values())).__module__ in SLOW:
+            self.slow.append(fn)
         return future
 
-    def run(self, workers: int) -> None:
-        """Compiles in other processes; then each is found in the cache by this one."""
+    def run(self, workers: int, limit: float) -> bool:
+        """Compiles in other processes; then each is found in the cache by this one. True where it is given up."""
         if workers > 1 and hasattr(os, "fork"):
-            # Backward passes come last and take longest.
-            compile_in_processes([task for _, task in reversed(self.waiting)], workers)
+            # What takes longest comes first; of the others, those of backward passes, which were met last.
+            others = [task for _, task in self.waiting if task not in self.slow]
+            if compile_in_processes([*reversed(self.slow), *reversed(others)], workers, limit=limit):
+                return True
             workers = 1
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(_resolve, self.waiting))
+        return False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for future, _ in self.waiting:
@@ -84,13 +98,18 @@ def _resolve(task: tuple[Future[Any], Task]) -> None:
         future.set_exception(error)
 
 
-def compile_in_processes(tasks: Sequence[Task], workers: int, timeout: float = TIMEOUT) -> None:
-    """Runs all tasks in forked processes, for what they leave on disk: neither results nor errors come back."""
+def compile_in_processes(
+    tasks: Sequence[Task], workers: int, timeout: float = TIMEOUT, limit: float = math.inf
+) -> bool:
+    """Runs all tasks in forked processes, for what they leave on disk: neither results nor errors come back.
+
+    True where it was given up: it had taken `limit` seconds, or was going to by what was done so far.
+    """
     numbers, entry = os.pipe()  # from which each process takes the next task's number
     os.write(entry, b"".join(NUMBER.pack(i) for i in range(len(tasks)))[:PIPE])
     os.close(entry)  # so that it ends behind the last
     processes: set[int] = set()
-    deadline = time.monotonic() + timeout
+    begun = time.monotonic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see PATIENCE
@@ -99,7 +118,10 @@ def compile_in_processes(tasks: Sequence[Task], workers: int, timeout: float = T
                 if process == 0:
                     _serve(tasks, numbers)
                 processes.add(process)
-        while processes and time.monotonic() < deadline:
+        while processes and (seconds := time.monotonic() - begun) < timeout:
+            done = len(tasks) - _waiting(numbers) - len(processes)
+            if seconds > limit or (done > workers and seconds * len(tasks) / done > limit):
+                return True
             processes -= {process for process in processes if os.waitpid(process, os.WNOHANG)[0]}
             time.sleep(0.01)
     finally:
@@ -107,6 +129,15 @@ def compile_in_processes(tasks: Sequence[Task], workers: int, timeout: float = T
         for process in processes:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
+    return False
+
+
+def _waiting(numbers: int) -> int:
+    """How many tasks nobody has taken yet: what is left in the pipe, as the system says it without taking anything."""
+    import fcntl
+    import termios
+
+    return NUMBER.unpack(fcntl.ioctl(numbers, termios.FIONREAD, bytes(NUMBER.size)))[0] // NUMBER.size
 
 
 def _serve(tasks: Sequence[Task], numbers: int) -> None:

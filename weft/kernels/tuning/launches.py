@@ -32,6 +32,8 @@ LARGE_KERNELS: tuple[Override, ...] = (({"kernel": [5]}, {"cols": 4}), ({"kernel
 
 TABLE: dict[str, tuple[Launch, *tuple[Override, ...]]] = {
     "attention": (dict(rows=64, num_warps=4),),
+    "augment_step": (dict(BLOCK=1024, num_warps=4),),
+    "augment_tables": (dict(BLOCK=2048, num_warps=8),),
     "batch_norm": (dict(elements=4096, width=64, num_warps=4),),
     "batch_norm_statistics": (dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3),),
     "batch_norm_backward": (dict(elements=2048, width=64, num_warps=4, per_processor=4, stages=3),),
@@ -45,11 +47,14 @@ TABLE: dict[str, tuple[Launch, *tuple[Override, ...]]] = {
         ({"kernel": [1], "features": _above(63)}, dict(how="kernel")),
         ({"kernel": [3], "stride": [2], "channels": _up_to(64)}, dict(how="kernel") | SHALLOW),
     ),
+    "crop": (dict(elements=1024, num_warps=4),),
     "depthwise": (
         DEPTHWISE,
         *LARGE_KERNELS,
         # Activations take registers: one channel for each lane.
         ({"stride": [1], "active": [True]}, dict(block_c=32)),
+        # Wide tiles would read 15 columns, and take the compiler ten seconds.
+        ({"stride": [2], "active": [True]}, dict(cols=2)),
     ),
     "depthwise_backward": (DEPTHWISE, *LARGE_KERNELS),
     "grouped_conv": (
@@ -62,6 +67,7 @@ TABLE: dict[str, tuple[Launch, *tuple[Override, ...]]] = {
     "linear_act": (dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=4, num_stages=3),),
     "max_pool": (dict(BLOCK=64, BLOCK_C=64, num_warps=8),),
     "max_pool_backward": (dict(BLOCK=16, BLOCK_C=64, num_warps=4),),
+    "mix_pictures": (dict(BLOCK=1024, num_warps=4),),
     "performer": (
         dict(rows=64, num_warps=4, num_stages=2),
         ({"channels": _above(96)}, dict(rows=32, num_warps=8)),  # more rows do not fit into registers
