@@ -49,6 +49,7 @@ docs: $(INSTALLED) ## write docs/counts.md, docs/papers.md and the pictures of t
 	$(BIN)/python -m tools.papers
 	$(BIN)/python -m tools.draw
 	$(BIN)/python -m tools.rooms
+	$(BIN)/python -m tools.step_parts
 
 gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="runs/a runs/b" (FOREGROUND="Car Pedestrian" for masks, OUTLINES="camvid" in place of photographs)
 	@test -n "$(RUNS)" || { echo 'Say which runs: make gallery RUNS="runs/a runs/b"'; exit 2; }

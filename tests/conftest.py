@@ -4,6 +4,10 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
+
+# Some virtual machines show AMX, and end whoever uses it: torch's library would, for products in bfloat16.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import torch
 from hypothesis import settings
 from torch import nn

@@ -28,8 +28,8 @@ LAYERS: tuple[dict[str, str], ...] = (
         "words": "names and counts in messages",
     },
     {"config": "every setting, typed and checked"},
+    {"kernels": "operations in Triton, each with a plain reference"},  # for data; models import none
     {
-        "kernels": "operations in Triton, each with a plain reference",
         "data": "pictures, labels, masks, boxes: read, check, split, augment",
         "models": "the papers' networks in plain PyTorch, and their weights",
     },

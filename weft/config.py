@@ -66,6 +66,9 @@ class DataConfig:
     channels: int = key(0, "channels of the model's input; 0: as the pictures have", least=0)
     balance: Balance = key("none", "against class imbalance: draw rare classes more often, weigh, or shift the logits")
     workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none", least=-1)
+    keep: Literal["auto", "device", "memory", "no"] = key(
+        "auto", "decode pictures once and keep them: on the device that trains, in memory, or not; auto: what fits"
+    )
     max_pixels: int = key(178_956_970, "larger pictures are refused before they are decoded", least=1)
     leaks: Literal["error", "warn", "ignore"] = key("error", "when a training picture is also a validation picture")
     bad_files: float = key(0.01, "stop when more than this part of the files cannot be read", least=0, most=1)

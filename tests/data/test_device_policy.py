@@ -18,7 +18,7 @@ from tests.helpers.places import DATA
 from tests.helpers.small_runs import make_pictures, tiny_run
 from weft import WeftError
 from weft.config import AugmentConfig, Config
-from weft.data.augment.device_policy import KERNELS, DevicePolicy, DrawnOperation, fits, perform
+from weft.data.augment.device_policy import CODES, DevicePolicy, DrawnOperation, fits, perform
 from weft.data.augment.picture import Augmentation
 from weft.data.demo import fashion_mnist
 from weft.data.preprocessing import Preprocessing, to_pillow
@@ -223,7 +223,7 @@ def test_no_value_is_read_back() -> None:
     """Tensors without values: whatever would wait for the device fails here."""
     ours = policy("rand-m9-n4-p1-mstd0.5-inc1", interpolation="random")
     operations = {step.operation for each in ours.draw(64, 0) for step in each}
-    assert operations == KERNELS.keys()
+    assert operations == CODES.keys()
     found = ours(torch.empty(64, 3, 24, 20, dtype=torch.uint8, device="meta"), 0)
     assert found.shape == (64, 3, 24, 20)
     assert found.device.type == "meta"
@@ -260,9 +260,9 @@ def test_gpu(text: str) -> None:
 )
 def test_what_can_be_done_on_a_device(text: str, channels: int, depth: int, expected: bool) -> None:
     assert fits(text, channels, depth) == expected
-    side = {"median": 40, "max": 40}
+    side = {"median": 40, "q95": 40, "max": 40}
     report: Any = SimpleNamespace(
-        task="classify", has_shapes=False, width=side, height=side, channels=channels, depth=depth
+        task="classify", has_shapes=False, width=side, height=side, channels=channels, depth=depth, pictures=100
     )
     for device, wanted in (("cuda", expected), ("cpu", False)):
         filled, _ = fill(Config(augment=AugmentConfig(policy=text)), (), report, 100, torch.device(device))

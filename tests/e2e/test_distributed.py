@@ -1,4 +1,4 @@
-"""Several processes do what one does: on the CPU, with gloo, two or three of them."""
+"""Several processes do what one does: on the CPU, with gloo, two to four of them."""
 
 import contextlib
 import json
@@ -29,7 +29,8 @@ from weft.engine import checkpoint
 from weft.engine.device import fsdp_units, num_parameters, process_group, shard_model
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import STATE, RunProgress, full_tensor, last_lock_holder, locked, read_header
+from weft.engine.parallel import distribute, reducing
+from weft.engine.state import MEMORY_NOTE, STATE, RunProgress, full_tensor, last_lock_holder, locked, read_header
 from weft.engine.training_run import step_seed
 from weft.errors import WeftError
 from weft.run import data, session
@@ -124,8 +125,8 @@ def train(pictures: Path, run: Path, count: int, prepare: Any = None, **settings
     return start(command, count, run.parent / "output", prepare)
 
 
-def resume(run: Path, count: int, *more: str) -> Processes:
-    return start(["weft", "train", f"--resume={run}", *more], count, run.parent / "output")
+def resume(run: Path, count: int, *more: str, prepare: Any = None) -> Processes:
+    return start(["weft", "train", f"--resume={run}", *more], count, run.parent / "output", prepare)
 
 
 def assert_close(one: Path, other: Path) -> None:
@@ -163,7 +164,7 @@ def pair(pictures, tmp_path_factory) -> Path:
 
 
 # 3 divides neither the batch of 8 nor the 7 validation pictures
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_same_weights_as_one_process(pictures, alone, tmp_path, count):
     assert train(pictures, tmp_path / "run", count, **LAYER_NORM_ONLY).codes == [0] * count
     assert_close(alone, tmp_path / "run")
@@ -191,6 +192,32 @@ def test_kept_model_is_the_one_that_was_validated(pair):
     assert (best["val_loss"], best["val_top1"]) == (found["loss"], found["top1"])
 
 
+def compare_gradients(rank: int) -> None:
+    """Of all families: the parts of a batch, in portions, have the gradients of the batch, to the digits of float64."""
+    with process_group() as world:
+        for name in NANO:
+            torch.manual_seed(0)
+            model = timm.create_model(name, img_size=32, num_classes=3, drop_path_rate=0.0).double().eval()
+            x = torch.rand(world.size, 2, 1, 3, 32, 32, dtype=torch.float64)  # two portions in each process
+            model(x.flatten(0, 2)).square().sum().backward()
+            expected = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            forward = distribute(model, lambda module, x=x: module(x[0, 0]).sum().backward())
+            for part in range(2):
+                with reducing(forward, part == 1):
+                    (forward(x[rank, part]).square().sum() * world.size).backward()
+            for (key, p), grad in zip(model.named_parameters(), expected, strict=True):
+                torch.testing.assert_close(p.grad, grad, rtol=1e-9, atol=1e-12, msg=f"{name} {key}")
+    sys.exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_gradients_are_those_of_the_whole_batch(tmp_path, count):
+    found = start([], count, tmp_path, compare_gradients)
+    assert found.codes == [0] * count, found.text
+
+
 # When something goes wrong in one of them ---------------------------------------------------------------------------
 
 
@@ -213,10 +240,19 @@ def no_memory_in_second(rank: int) -> None:
     wrap("gradients", refuse)
 
 
-def test_lack_of_memory_in_one_process_halves_in_all(pictures, alone, tmp_path):
-    assert train(pictures, tmp_path / "run", 2, no_memory_in_second, **LAYER_NORM_ONLY).codes == [0, 0]
-    assert read_header(tmp_path / "run")["progress"].micro_batch == 2
-    assert_close(alone, tmp_path / "run")
+def test_lack_of_memory_in_one_process_ends_all_and_resuming_halves(pictures, alone, tmp_path):
+    run = tmp_path / "run"
+    found = train(pictures, run, 2, no_memory_in_second, **LAYER_NORM_ONLY)
+    assert found.codes == [2, 2]
+    assert found.text.count("weft: process 1: Out of memory with 4 pictures at a time") == 1
+    assert found.text.count("\n") == found.text.count("weft: ") == 2, found.text  # the main one has lost a connection
+    assert read_header(run)["progress"].micro_batch == 4
+    found = resume(run, 2, prepare=no_memory_in_second)
+    assert found.codes == [0, 0]
+    assert found.text.count("2 pictures at a time now") == 1
+    assert read_header(run)["progress"].micro_batch == 2
+    assert not (run / MEMORY_NOTE).exists()
+    assert_close(alone, run)
 
 
 def nan_in_second(rank: int) -> None:
@@ -419,32 +455,96 @@ def test_every_family_can_be_sharded(tmp_path):
 # torchrun -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_torchrun_starts_again_by_itself(pictures, pair, tmp_path):
-    """The main process is killed after its first step; the same command goes on and arrives at the same bits."""
-    run = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    settings = options(**{**SHORT, **EVERYTHING_RANDOM, "run__save_minutes": 0.0})
-    command += ["-m", "weft", "train", str(pictures), f"--out={run}", *settings]
-    with open(tmp_path / "output", "w") as output:
+def torchrun(command: list[str], count: int, output: Path, restarts: int, meanwhile: Any = lambda process: None) -> int:
+    """Runs Python with these arguments in `count` processes; returns the exit code."""
+    before = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with open(output, "w") as file:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+            [*before, f"--max-restarts={restarts}", *command],
+            stdout=file,
+            stderr=file,
+            env=environment,
+            start_new_session=True,
         )
         try:
-            while process.poll() is None and not (run / STATE).exists():
-                time.sleep(0.01)
-            while process.poll() is None and read_header(run)["progress"].step < 1:
-                time.sleep(0.01)
-            killed = last_lock_holder(run)
-            os.kill(int(killed.split()[1]), signal.SIGKILL)
-            code = process.wait(timeout=120)
+            meanwhile(process)
+            return process.wait(timeout=180)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert code == 0, (tmp_path / "output").read_text()
-    assert last_lock_holder(run) != killed
-    assert differences(pair, run) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_torchrun_starts_again_by_itself(pictures, tmp_path, count):
+    """The main process is killed after its first step; the same command goes on and arrives at the same bits."""
+    assert train(pictures, tmp_path / "whole", count, **EVERYTHING_RANDOM).codes == [0] * count
+    run, killed = tmp_path / "run", []
+
+    def kill_main(process: Any) -> None:
+        while process.poll() is None and not (run / STATE).exists():
+            time.sleep(0.01)
+        while process.poll() is None and read_header(run)["progress"].step < 1:
+            time.sleep(0.01)
+        killed.append(last_lock_holder(run))
+        os.kill(int(killed[0].split()[1]), signal.SIGKILL)
+
+    settings = options(**{**SHORT, **EVERYTHING_RANDOM, "run__save_minutes": 0.0})
+    command = ["-m", "weft", "train", str(pictures), f"--out={run}", *settings]
+    code = torchrun(command, count, tmp_path / "said", 2, kill_main)
+    assert code == 0, (tmp_path / "said").read_text()
+    assert last_lock_holder(run) != killed[0]
+    assert differences(tmp_path / "whole", run) == []
+
+
+SHORT_OF_MEMORY = """
+import os
+from tests.e2e.test_distributed import no_memory_in_second
+from weft.cli.app import main
+
+no_memory_in_second(int(os.environ["RANK"]))
+main()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_half_as_many_pictures_at_once(pictures, alone, tmp_path):
+    (tmp_path / "weft").write_text(SHORT_OF_MEMORY)
+    settings = options(**{**SHORT, **LAYER_NORM_ONLY, "quiet": False})
+    command = [str(tmp_path / "weft"), "train", str(pictures), f"--out={tmp_path / 'run'}", *settings]
+    code, output = torchrun(command, 2, tmp_path / "output", 1), (tmp_path / "output").read_text()
+    assert code == 0, output
+    assert output.count("Out of memory with 4 pictures at a time") == 1
+    assert output.count("2 pictures at a time now") == 1
+    assert read_header(tmp_path / "run")["progress"].micro_batch == 2
+    assert_close(alone, tmp_path / "run")
+
+
+MEETING = """
+import os, sys
+import torch.distributed as dist
+from weft.engine.device import _rendezvous
+
+attempt, rank, size = (int(os.environ[key]) for key in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+store = next(dist.rendezvous("env://"))[0] if sys.argv[1] == "torch" else _rendezvous(rank, size)
+store.set(f"address in attempt {attempt}", "127.0.0.1")
+if attempt:
+    print("of the dead: " + str(store.check(["address in attempt 0"])), flush=True)
+sys.exit(attempt == 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "seen"), [("weft", False), ("torch", True)])
+def test_restarted_processes_do_not_see_what_the_dead_left(tmp_path, who, seen):
+    """Where torch's own meeting does not show it any more, ours can go."""
+    (tmp_path / "meet.py").write_text(MEETING)
+    code = torchrun([str(tmp_path / "meet.py"), who], 2, tmp_path / "output", 1)
+    output = (tmp_path / "output").read_text()
+    assert code == 0, output
+    assert output.count(f"of the dead: {seen}") == 2, output
 
 
 def test_restart_touches_no_folder_of_another_run(monkeypatch, pictures, tmp_path):

@@ -35,7 +35,8 @@ N1  test_loop.test_batch_without_finite_gradient_is_undone_and_left_out
 N2  test_loop.test_weights_that_are_not_finite_are_never_the_best
     test_loop.test_batch_without_finite_gradient_is_undone_and_left_out
 N3  test_loop.test_out_of_memory_halves_what_is_computed_at_once_and_nothing_else
-    test_distributed.test_lack_of_memory_in_one_process_halves_in_all
+    test_distributed.test_lack_of_memory_in_one_process_ends_all_and_resuming_halves
+    test_distributed.test_torchrun_goes_on_with_half_as_many_pictures_at_once
     test_dense_resume.test_out_of_memory_halves_what_is_computed_at_once
     test_loop.test_out_of_memory_with_one_picture_is_said test_hostile.test_what_cannot_work_gets_one_line
 N4  test_loader.test_memory_of_workers_does_not_grow test_loader.test_small_shared_memory_is_told_before_training
@@ -412,7 +413,7 @@ def test_small_shared_memory_is_told_by_the_command(monkeypatch, command, pictur
     usual = os.statvfs("/dev/shm")
     tiny = os.statvfs_result((4096, 4096, 1, 1, 1, *tuple(usual)[5:]))
     monkeypatch.setattr(loader.os, "statvfs", lambda _: tiny)
-    answer = command("train", pictures, *options(data__workers=2), "--out", tmp_path / "out")
+    answer = command("train", pictures, *options(data__workers=2, data__keep="no"), "--out", tmp_path / "out")
     refused(answer, "/dev/shm has 0 MiB free", "--shm-size", "data.workers")
 
 

@@ -15,6 +15,7 @@ from weft import WeftError, files
 from weft.engine import loop
 from weft.engine.log import read_rows
 from weft.engine.state import STATE, read_header
+from weft.run.resume import read_settings
 
 STEPS = 12  # 29 training pictures, batches of 8, 4 epochs
 
@@ -52,6 +53,36 @@ def whole(pictures, tmp_path_factory) -> Path:
     return tiny_run(pictures, tmp_path_factory.mktemp("whole") / "run", epochs=4, **EVERYTHING_RANDOM).folder
 
 
+@pytest.mark.parametrize("at", [1, 4])
+def test_interrupted_run_on_kept_pictures_ends_with_the_same_bits(monkeypatch, pictures, tmp_path, at):
+    """Their augmentation is drawn for whole batches, in another way than that of pictures that are read."""
+    settings = dict(EVERYTHING_RANDOM, epochs=3, data__keep="device", run__save_minutes=0.0)
+    whole = tiny_run(pictures, tmp_path / "whole", **settings).folder
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", at)
+        with pytest.raises(Killed):
+            tiny_run(pictures, tmp_path / "run", **settings)
+    weft.train(resume=tmp_path / "run", quiet=True)
+    assert differences(whole, tmp_path / "run") == []
+    assert without_times(tmp_path / "run") == without_times(whole)
+
+
+def test_run_from_before_pictures_were_kept_reads_them(monkeypatch, pictures, tmp_path):
+    """Its settings do not say; what it draws is what it always drew."""
+    settings = dict(EVERYTHING_RANDOM, epochs=2, run__save_minutes=0.0, data__keep="no")
+    whole = tiny_run(pictures, tmp_path / "whole", **settings).folder
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", 2)
+        with pytest.raises(Killed):
+            tiny_run(pictures, run, **settings)
+    config = run / "config.yaml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "keep:" not in line))
+    assert read_settings(run).data.keep == "no"
+    weft.train(resume=run, quiet=True)
+    assert differences(whole, run) == []
+
+
 @pytest.mark.parametrize(
     ("where", "at"),
     [("step", 0), ("step", 1), ("step", 4), ("step", STEPS - 1), ("validation", 1), ("model", 0), ("saving", 9)],
@@ -72,10 +103,11 @@ def test_interrupted_run_ends_with_the_same_bits(monkeypatch, pictures, whole, t
 
 
 def without_times(run: Path) -> list[dict]:
-    """The rows of metrics; after a resume none is missing and none is there twice."""
+    """The rows of metrics; after a resume none is missing and none is there twice. Each session tells its own start."""
     return [
         {key: value for key, value in row.items() if key not in ("seconds", "pictures_per_second")}
         for row in read_rows(run / "metrics.jsonl")
+        if row["kind"] != "start"
     ]
 
 

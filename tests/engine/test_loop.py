@@ -27,6 +27,7 @@ from tests.helpers.small_runs import (
 from weft import WeftError
 from weft.config import Config, RunConfig, known_keys
 from weft.engine import state
+from weft.engine.device import World
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import RunProgress, locked, read_header
@@ -52,28 +53,33 @@ def events(run):
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "task", "replayed"),
+    ("settings", "device", "task", "machines", "replayed"),
     [
-        ({}, "cuda", Classify, True),
-        ({}, "cuda", Segment, True),
-        ({}, "cuda", Detect, False),  # takes targets along with pictures
-        ({}, "cpu", Classify, False),
-        ({"replay": False}, "cuda", Classify, False),
-        ({"fsdp": True}, "cuda", Classify, False),
-        ({"deterministic": True}, "cuda", Classify, False),
-        ({"sync_bn": True}, "cuda", Classify, False),
+        ({}, "cuda", Classify, 1, True),
+        ({}, "cuda", Segment, 1, True),
+        ({}, "cuda", Detect, 1, False),  # takes targets along with pictures
+        ({}, "cuda", Classify, 2, False),  # its gradients would all come at the end, too late for their messages
+        ({}, "cpu", Classify, 1, False),
+        ({"replay": False}, "cuda", Classify, 1, False),
+        ({"fsdp": True}, "cuda", Classify, 1, False),
+        ({"deterministic": True}, "cuda", Classify, 1, False),
+        ({"sync_bn": True}, "cuda", Classify, 1, False),
     ],
 )
-def test_training_is_replayed_where_it_can_be(settings, device, task, replayed):
+def test_training_is_replayed_where_it_can_be(monkeypatch, settings, device, task, machines, replayed):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     config = replace(Config(), run=replace(RunConfig(), **settings))
     model = torch.nn.Linear(2, 2)
     trainer = SimpleNamespace(
         config=config,
         model=model,
         device=torch.device(device),
+        world=World(torch.device(device), 0, 8 * machines),
         in_lockstep=config.run.sync_bn,
         task=task,
+        recorded=None,
     )
+    trainer.replays = Trainer.can_replay(trainer)  # pyright: ignore[reportArgumentType]
     forward = Trainer.make_forward(trainer)  # pyright: ignore[reportArgumentType]
     assert isinstance(forward, Replayed) == replayed
     assert (forward.model if replayed else forward) is model
@@ -381,11 +387,11 @@ def test_unusable_settings_are_said_before_any_work(pictures, tmp_path, settings
 
 def test_time_budget_sets_the_number_of_epochs(monkeypatch, pictures, tmp_path):
     start = time.monotonic()
-    run = tiny_run(pictures, tmp_path / "run", minutes=0.1, epochs=500).folder
+    run = tiny_run(pictures, tmp_path / "run", minutes=0.1, epochs=500, run__report=False).folder
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "epoch"]
     assert 1 <= len(rows) < 500
     assert time.monotonic() - start < 60
-    assert rows[-1]["lr"] < rows[0]["lr"]  # the schedule ended with the run
+    assert len(rows) == 1 or rows[-1]["lr"] < rows[0]["lr"]  # the schedule ended with the run; one on a busy machine
     reference = tiny_run(pictures, tmp_path / "plain", epochs=1).folder  # the trial steps left no trace
     assert read_rows(run / "metrics.jsonl")[0]["loss"] == read_rows(reference / "metrics.jsonl")[0]["loss"]
 

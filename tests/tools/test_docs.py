@@ -33,7 +33,7 @@ from weft.run.train import SHORT, name_settings
 
 DOCS = ROOT / "docs"
 PAGES = [*(DOCS.parent / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.glob("*.md"))]
-PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
+PICTURES = [path for path in sorted((DOCS / "pictures").glob("*.svg")) if path.stem != "step"]  # which is a chart
 MODELS = [path for path in PICTURES if timm.is_model(path.stem)]
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from weft.cli.options import Flag, Keys, Quiet, print_columns, settings_of
+from weft.engine.start import RunStart
 from weft.errors import WeftError, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,12 +99,13 @@ def train(
     keys
         Any setting of `weft keys`, more simply written as --optim.lr 0.001.
     """
-    from weft.run.train import train as train_model
+    from weft.run.train import train_since
 
     short = dict(task=task, head=head, model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size)
     short |= dict(batch=batch, lr=lr, val=val, fraction=fraction, balance=balance, freeze=freeze, teacher=teacher)
     settings = {**short, "patience": patience, "seed": seed, "device": device, **settings_of(keys)}
-    train_model(
+    train_since(
+        RunStart.of_command(),
         data,
         recipe=recipe,
         config=config,
@@ -166,10 +168,10 @@ def demo(
     quiet
         Say nothing but errors.
     """
-    from weft.run.train import train as train_model
+    from weft.run.train import train_since
 
     chosen = DEMOS[task]
-    run = train_model(chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
+    run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
     if not quiet and not run.stopped:
         print(_next_steps(chosen, run))
 

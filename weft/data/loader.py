@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from weft.data.read import BadPicture, header
 from weft.data.sampler import Draw, SamplingPlan
 from weft.data.targets import TargetKind
 from weft.errors import WeftError
+
+T = TypeVar("T")
 
 PREFETCH = 2  # batches each worker makes ahead
 FEW = 500  # pictures that are read before worker processes have started
@@ -58,7 +60,7 @@ class Batch:
     | objects, evaluation | list of `Objects`, in pixels of the pictures on disk |
     """
 
-    pictures: Any  # (B, C, h, w) uint8 or float32; a list of (C, h, w) beside objects and where sizes differ
+    pictures: Any  # (B, C, h, w) uint8 or float32; lists of (C, h, w) beside objects and where sizes differ; or drawn
     labels: Any
     index: Tensor  # (B,) int64, positions in the source
     bad: list[tuple[int, str]]
@@ -76,12 +78,52 @@ def _pinned(items: Any) -> Any:
     return [_pinned(item) for item in items] if isinstance(items, list) else items
 
 
+@dataclass
+class DrawnPictures:
+    """Pictures that are kept on the device, and what is drawn for them: in place of the pictures of a `Batch`."""
+
+    index: Tensor  # (B,) int64, their positions
+    rows: Tensor  # (B, columns) float32, a row for each
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def to(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Both on the device, without waiting for it."""
+        tensors = (self.index, self.rows)
+        if device.type == "cuda":
+            tensors = (self.index.pin_memory(), self.rows.pin_memory())
+        return tensors[0].to(device, non_blocking=True), tensors[1].to(device, non_blocking=True)
+
+
+def drawn_batches(
+    shapes: np.ndarray,
+    stand_ins: np.ndarray,
+    labels: np.ndarray,
+    draw: Callable[[np.random.Generator, np.ndarray], np.ndarray],
+    plan: SamplingPlan,
+    steps: Iterable[int],
+) -> Generator[Batch]:
+    """This rank's batches of kept pictures: `draw` makes rows for all pictures of a step, of these heights and widths.
+
+    `stand_ins` has a picture for each position, and `labels` is over all positions, too.
+    """
+    for step in steps:
+        index = stand_ins[plan.positions(step)]
+        rows = draw(plan.generator(step), shapes[index])[plan.mine]
+        mine = torch.from_numpy(index[plan.mine])
+        kind = torch.float32 if labels.ndim == 2 else torch.int64
+        yield Batch(
+            DrawnPictures(mine, torch.from_numpy(rows)), torch.from_numpy(labels[mine.numpy()]).to(kind), mine, []
+        )
+
+
 def train_batches(
     source: PictureSource, augmentation: Any, plan: SamplingPlan, steps: Iterable[int], *, workers: int, pin: bool
 ) -> Generator[Batch]:
     """This rank's batches of the given steps, augmented. Workers end with the last batch or when it is closed."""
     reader = _Reader(source, augmentation.preprocessing, augmentation)
-    yield from _batches(reader, (plan.step(step) for step in steps), workers=workers, pin=pin)
+    yield from read_ahead(reader, (plan.step(step) for step in steps), workers=workers, pin=pin)
 
 
 def eval_batches(
@@ -99,7 +141,7 @@ def eval_batches(
     mine = np.asarray(indices)[rank::world].tolist()
     draws = ([Draw(index, 0) for index in mine[i : i + batch]] for i in range(0, len(mine), batch))
     reader = _Reader(source, preprocessing, None)
-    yield from _batches(reader, draws, workers=min(workers, -(-len(mine) // batch)), pin=pin)
+    yield from read_ahead(reader, draws, workers=min(workers, -(-len(mine) // batch)), pin=pin)
 
 
 def reading_workers(wanted: int, pictures: int) -> int:
@@ -184,11 +226,13 @@ class _Reader(Dataset[Batch]):
         return torch.empty(0, self.preprocessing.channels, *self.preprocessing.size, dtype=dtype)
 
 
-def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin: bool) -> Generator[Batch]:
+def read_ahead(reader: Dataset[T], wanted: Iterable[Any], *, workers: int, pin: bool = False) -> Generator[T]:
+    """Gives what the reader makes of each of `wanted`, in order; workers end with the last, or when this is closed."""
     loader = DataLoader(
         reader,
         batch_size=None,  # the reader makes the batches
-        sampler=draws,
+        sampler=wanted,
+        collate_fn=_as_it_is,  # torch's would make tensors of arrays, in shared memory, of which there may be little
         num_workers=workers,
         pin_memory=pin,
         prefetch_factor=PREFETCH if workers else None,
@@ -202,6 +246,10 @@ def _batches(reader: _Reader, draws: Iterable[list[Draw]], *, workers: int, pin:
     finally:
         if workers:
             _end_workers(iterator)
+
+
+def _as_it_is(answer: T) -> T:
+    return answer
 
 
 def _end_workers(iterator: Any) -> None:

@@ -68,7 +68,12 @@ class Preprocessing:
         """(B, C, h, w) uint8 or float32 on any device to float32 with the statistics of training."""
         if pictures.dtype == torch.uint8:
             pictures = pictures.to(torch.float32).div_(255)
-        return pictures.sub(_column(self.mean, pictures.device)).div_(_column(self.std, pictures.device))
+        mean, std = self.statistics(pictures.device)
+        return pictures.sub(mean).div_(std)
+
+    def statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation as (C, 1, 1) on the device."""
+        return _column(self.mean, device), _column(self.std, device)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}

@@ -53,6 +53,7 @@ class SamplingPlan:
             raise WeftError(f"rank={rank}, world={world} and batch={batch} do not fit: every rank needs a picture.")
         self.indices, self.batch, self.seed = np.asarray(indices), batch, seed
         self.rank, self.world, self.repeats, self.blocks = rank, world, repeats, blocks
+        self.mine = slice(rank, None, world)  # of a batch
         self.steps_per_epoch = max(1, len(indices) // batch)
         self._sums = None if weights is None else _cumulated(weights, len(indices))
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
@@ -61,14 +62,27 @@ class SamplingPlan:
         """This rank's part of the global step `step`, which counts through all epochs."""
         generator = np.random.default_rng((self.seed, 1, step))
         seeds = generator.integers(0, 2**63, self.batch)
+        chosen = self._choose(step, generator)
+        return [Draw(*draw) for draw in zip(chosen[self.mine].tolist(), seeds[self.mine].tolist(), strict=True)]
+
+    def positions(self, step: int) -> np.ndarray:
+        """(batch,) The pictures of a step over all ranks; this rank's are those at `mine`."""
+        generator = np.random.default_rng((self.seed, 1, step))
+        generator.integers(0, 2**63, self.batch)  # the seeds of `step`, which draws first
+        return self._choose(step, generator)
+
+    def generator(self, step: int) -> np.random.Generator:
+        """For all that is drawn for the pictures of a step together."""
+        return np.random.default_rng((self.seed, 3, step))
+
+    def _choose(self, step: int, generator: np.random.Generator) -> np.ndarray:
         if self._sums is None:
             epoch, within = divmod(step, self.steps_per_epoch)
             places = self._epoch_order(epoch)[within * self.batch : (within + 1) * self.batch]
         else:
             drawn = generator.random(math.ceil(self.batch / self.repeats))
             places = np.repeat(np.searchsorted(self._sums, drawn, side="right"), self.repeats)[: self.batch]
-        mine = slice(self.rank, None, self.world)
-        return [Draw(*draw) for draw in zip(self.indices[places[mine]].tolist(), seeds[mine].tolist(), strict=True)]
+        return self.indices[places]
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         """(>= steps_per_epoch * batch,) The places of one epoch; the last epoch asked for is kept."""

@@ -196,10 +196,11 @@ def _classes_without(labels: np.ndarray, held: np.ndarray) -> np.ndarray:
     return np.setdiff1d(labels, labels[~held])
 
 
-def save_split(split: Split, source: Source, path: Path) -> None:
+def save_split(split: Split, source: Source, path: Path, mark: str = "") -> None:
     """Writes names, folder by folder, of all parts but the largest, which is the rest; and a digest of each folder.
 
-    The digests tell which folder changed where the split no longer fits.
+    The digests tell which folder changed where the split no longer fits. `mark` is the source's fingerprint, where that
+    is known.
     """
     positions = {"train": split.train, "val": split.val, "test": split.test}
     positions["unused"] = np.setdiff1d(np.arange(len(source)), np.concatenate([*positions.values()]))
@@ -208,7 +209,7 @@ def save_split(split: Split, source: Source, path: Path) -> None:
         "format": FORMAT,
         "method": split.method,
         "report_on": split.report_on,
-        "fingerprint": fingerprint(source),
+        "fingerprint": mark or fingerprint(source),
         "pictures": len(source),
         "rest": rest,
         **{part: _by_folder(source.names[i] for i in positions[part]) for part in PARTS if part != rest},

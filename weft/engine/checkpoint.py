@@ -2,7 +2,7 @@
 
 import time
 
-from weft.engine.state import full_tensor, gather_tensors, is_finite, load_state, write_state
+from weft.engine.state import MEMORY_NOTE, full_tensor, gather_tensors, is_finite, load_state, write_state
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
 
@@ -16,7 +16,12 @@ def save(run: TrainingRun) -> None:
     run.saved_at = time.monotonic()
     run.progress.scaler = run.scaler.state_dict()
     tensors = gather_tensors(run.model, run.ema, run.optimizer, keep=run.world.is_main)
-    run.world.on_main(lambda: write_state(run.folder, tensors, run.progress, run.facts))
+
+    def write() -> None:
+        write_state(run.folder, tensors, run.progress, run.facts)
+        (run.folder / MEMORY_NOTE).unlink(missing_ok=True)  # from now on the state knows
+
+    run.world.on_main(write)
 
 
 def restore(run: TrainingRun) -> None:

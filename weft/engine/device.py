@@ -1,10 +1,8 @@
 """The place where a run computes: device, precision, and the other processes that torchrun started.
 
-Gradients are averaged by one all-reduce after the backward pass, not by a wrapper around the model that reduces while
-it runs: a process that ran out of memory, met a NaN or was asked to stop can then say so in the same message, so
-all processes always agree on what happened, and nobody waits for a message that never comes. For the same reason, what
-may go wrong elsewhere goes through `World.on_main` or `World.propagate_errors`: an error of one process ends
-all of them.
+All processes must always agree on what happened, so that nobody waits for a message that never comes. What may go wrong
+outside of a training step goes through `World.on_main` or `World.propagate_errors`: an error of one process ends all of
+them. `weft.engine.parallel` has what goes on within a step.
 """
 
 import contextlib
@@ -12,14 +10,14 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from weft.config import RunConfig
 from weft.errors import WeftError
@@ -45,6 +43,10 @@ class World:
     def is_local_main(self) -> bool:
         """Whether no other process of this machine comes before this one."""
         return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+
+    @property
+    def on_one_machine(self) -> bool:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) == self.size
 
     def broadcast(self, value: Any) -> Any:
         """The main process's `value`, in every process."""
@@ -104,6 +106,7 @@ class World:
                         f" start torchrun with --nproc-per-node {count} at most, or weft with --device cpu."
                     )
                 device = torch.device("cuda", local)
+            if device.type == "cuda" and device.index is not None:
                 torch.cuda.set_device(device)
         return replace(self, device=device)
 
@@ -118,7 +121,7 @@ def process_group() -> Iterator[World]:
     """This process's place, from what torchrun set; on the CPU until `World.with_device`.
 
     With one process nothing is set up. A process that fails alone says so itself and ends without a farewell, which
-    would wait for the others; torchrun, or their broken connections, then end these.
+    would wait for the others; torchrun, or their broken connections, then end these without many words.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     world = World(torch.device("cpu"), rank, size)
@@ -134,14 +137,19 @@ def process_group() -> Iterator[World]:
             raise
         print(f"weft: process {rank}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        world.fail(WeftError("The connection to another process is lost: it has ended, and says why, or was killed."))
     dist.destroy_process_group()
 
 
 def _rendezvous(rank: int, size: int) -> dist.Store:
     """A store in which the processes of this attempt, and no dead ones of an earlier one, exchange their addresses.
 
-    torchrun's own store lives through its restarts, with all that the dead left in it, and machines need not agree on
-    the number of restarts. So everybody says hello with a name never used before, and the main process, which cannot
+    `init_process_group` from the environment alone would find the addresses of the dead: torchrun's store lives through
+    its restarts, with all that was left in it, and machines need not agree on the number of restarts (pytorch/pytorch
+    135712; a test shows it). So everybody says hello with a name never used before, and the main process, which cannot
     know whether a hello is old, welcomes each until all have answered.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -182,6 +190,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def is_lost_connection(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
 def pick_precision(config: RunConfig, device: torch.device) -> torch.dtype:
     """The type that matrix products run in; weights and optimiser stay float32."""
     if config.precision == "auto":
@@ -190,29 +202,6 @@ def pick_precision(config: RunConfig, device: torch.device) -> torch.dtype:
     if config.precision == "fp16" and device.type != "cuda":
         raise WeftError("run.precision=fp16 needs a GPU; choose bf16 or fp32.")
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-
-
-@torch.no_grad()
-def reduce_step(world: World, parameters: Sequence[nn.Parameter], statistics: Sequence[Tensor], report: Tensor) -> None:
-    """Sums gradients and `report` (a few float32 numbers) over all processes, and averages `statistics`: one message.
-
-    A process that has no gradients, because it failed on the way, takes part with zeros; its report says so.
-    """
-    if world.size == 1:
-        return
-    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    shares = [values / world.size for values in statistics]
-    flat = torch.cat([values.reshape(-1).float() for values in (*grads, *shares, report)])
-    dist.all_reduce(flat)
-    targets = [*grads, *statistics, report]
-    for target, part in zip(targets, flat.split([target.numel() for target in targets]), strict=True):
-        target.copy_(part.view(target.shape))
-
-
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """BatchNorm's means and variances: of each process's own pictures, unless they are averaged."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    return [values for norm in norms for values in (norm.running_mean, norm.running_var) if values is not None]
 
 
 def shard_model(model: nn.Module, world: World) -> None:

@@ -68,6 +68,7 @@ class Screen:
         self._line_at = time.monotonic()
 
     def start(self, total_epochs: int) -> None:
+        self.close()
         self.total_epochs = total_epochs
         if self.console.is_terminal and not self.console.quiet:
             columns = ("{task.description}", BarColumn(bar_width=24), MofNCompleteColumn(), "{task.fields[news]}")
@@ -77,6 +78,16 @@ class Screen:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """A bar for work before the start, on a terminal: call it with how many are done, of how many."""
+        if not self.console.is_terminal or self.console.quiet:
+            return lambda done, total: None
+        columns = ("{task.description}", BarColumn(bar_width=24), MofNCompleteColumn())
+        bar = self.bar = Progress(*columns, console=self.console, transient=True)
+        task = bar.add_task(what, total=None)
+        bar.start()
+        return lambda done, total: bar.update(task, completed=done, total=total)
 
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
         """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds.

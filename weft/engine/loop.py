@@ -2,8 +2,8 @@
 
 A run is a list of steps, each a function of the state before it, the seed and its own number. So a run that was killed
 goes on from its last saved state and arrives at the same weights, and a step that failed can be undone by going back to
-that state and leaving its batch out. On a GPU nothing waits for a step's result: what a step reports (loss, a lack of
-memory, a wish to stop) is read a few steps later, at the same step in every process.
+that state and leaving its batch out. On a GPU nothing waits for a step's result: what a step reports (loss, unreadable
+files, a wish to stop) is read a few steps later, at the same step in every process.
 """
 
 import contextlib
@@ -15,19 +15,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from weft.config import Config
-from weft.data.loader import Batch, train_batches
+from weft.data.loader import Batch, DrawnPictures
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import save, write_best
 from weft.engine.compiling import compile_model
-from weft.engine.device import is_out_of_memory, reduce_step, running_statistics
+from weft.engine.device import is_out_of_memory
 from weft.engine.optim import learning_rate, scale_schedule
-from weft.engine.recovery import halve_micro_batch, roll_back
+from weft.engine.parallel import distribute, reduce_report, reducing, running_statistics
+from weft.engine.recovery import halve_micro_batch, leave_for_memory, roll_back
 from weft.engine.state import RunProgress, full_tensor, is_finite
 from weft.engine.step_report import PendingStep, RecentSteps, StepFailed, StepReport, TrainingStopped
 from weft.engine.training_run import TrainingRun
 from weft.engine.validation import evaluate
+from weft.engine.whole_step import RecordedStep
 from weft.errors import WeftError
 from weft.fast.replay import Replayed, replay
 from weft.tasks.task import cut
@@ -46,7 +49,13 @@ class Trainer:
         self.statistics = running_statistics(self.model)
         # Processes that meet within forward and backward passes: each must make equally many of these.
         self.in_lockstep = self.world.size > 1 and (self.config.run.fsdp or self.config.run.sync_bn)
-        self.forward: Callable[..., Any] = self.make_forward()
+        self.replays = self.can_replay()
+        self.recorded = RecordedStep(self.compute_step, self.step_state) if self.can_record_steps() else None
+        self.forward: Any = self.make_forward()  # the model, perhaps compiled, replayed, distributed
+        self.validated: Replayed | None = None
+        # Learning rates on the device, where a recorded step reads them; for good, so that all steps compute alike.
+        count = len(self.optimizer.param_groups)
+        self.rates = None if self.recorded is None else torch.empty(count, device=self.device)
         self.pending: deque[PendingStep] = deque()
         self.recent = RecentSteps()
         self.stop_requested = False  # by a signal
@@ -60,13 +69,35 @@ class Trainer:
     def progress(self) -> RunProgress:
         return self.run.progress
 
+    def can_replay(self) -> bool:
+        """Whether launches are recorded and replayed: those of whole steps, or of the model alone.
+
+        A replayed pass has all its gradients at the end, too late for messages to overlap with it. Within a machine
+        these are short; between machines they are not.
+        """
+        run = self.config.run
+        alone = self.world.on_one_machine and not (run.fsdp or self.in_lockstep or run.deterministic)
+        return run.replay and alone and self.device.type == "cuda" and self.task.can_replay
+
+    def can_record_steps(self) -> bool:
+        """Whether whole steps can be: where nobody else takes part, and the optimiser never asks the host."""
+        own_step = isinstance(self.optimizer, torch.optim.AdamW | torch.optim.SGD) and not self.run.scaler.is_enabled()
+        return self.replays and own_step and self.world.size == 1 and not self.config.run.compile
+
     def make_forward(self) -> Callable[..., Any]:
         """The model as a step calls it: compiled, replayed, both or as it is."""
-        run = self.config.run
-        model: Any = compile_model(self.model) if run.compile else self.model
-        alone = not (run.fsdp or self.in_lockstep or run.deterministic)
-        may_replay = run.replay and alone and self.device.type == "cuda" and self.task.can_replay
-        return replay(model) if may_replay else model
+        model: Any = compile_model(self.model) if self.config.run.compile else self.model
+        return replay(model) if self.replays and self.recorded is None else model
+
+    def distribute(self) -> None:
+        """Lets processes meet in backward passes. Until here, each could try alone what its machine can do."""
+        if self.world.size > 1 and not self.config.run.fsdp:
+            self.model.train(not self.config.model.frozen_mode)
+            self.forward = distribute(self.forward, self.rehearse)
+
+    def rehearse(self, forward: nn.Module) -> None:
+        x, y = self.task.prepare(self.task.dummy_batch(2), self.run.seed(0))
+        self.task.loss(forward, x, y, self.config.run.batch)[0].backward()
 
     # The run ----------------------------------------------------------------------------------------------------
 
@@ -94,14 +125,7 @@ class Trainer:
         """All steps that are left, with their pictures; readers go on while the model is validated."""
         left = range(self.progress.step, self.progress.total_steps)
         steps = [step for step in left if step not in self.progress.skipped]
-        batches = train_batches(
-            self.run.source,
-            self.task.augmentation,
-            self.run.plan,
-            steps,
-            workers=self.config.data.workers,
-            pin=self.device.type == "cuda",
-        )
+        batches = self.run.train_batches(steps, self.config.data.workers)
         with contextlib.closing(batches):
             try:
                 yield from zip(steps, batches, strict=True)
@@ -128,49 +152,96 @@ class Trainer:
 
     def train_step(self, step: int, batch: Batch) -> None:
         lr = self.set_learning_rate(step)
+        found = self.try_recorded(step, batch)
+        if found is not None:
+            report = self.make_report(found[:2], batch)
+            self.pending.append(PendingStep(step, batch, lr, torch.cat([report, found[2:]])))
+            return
         totals = self.try_gradients(step, batch)
-        no_memory = totals is None
-        if no_memory and self.stop_replaying():
-            return self.train_step(step, batch)
-        if no_memory and self.world.size == 1:
-            halve_micro_batch(self.run)  # and do the step again; several processes agree on that through the report
-            return self.train_step(step, batch)
         if totals is None:
-            totals = torch.zeros(2, device=self.device)
-        wants_save = self.world.is_main and time.monotonic() - self.run.saved_at > 60 * self.config.run.save_minutes
-        facts = [len(batch.pictures), len(batch.bad), no_memory, self.stop_requested, wants_save]
-        told = torch.tensor(facts, dtype=torch.float32, pin_memory=self.device.type == "cuda")
-        report = torch.cat([totals, told.to(self.device, non_blocking=True)])
-        parameters = [] if self.config.run.fsdp else self.parameters  # sharded gradients are reduced on their way
-        reduce_step(self.world, parameters, self.statistics, report)
+            if not self.stop_replaying():
+                halve_micro_batch(self.run)
+            return self.train_step(step, batch)
+        report = self.make_report(totals, batch)
+        reduce_report(self.world, self.statistics, report)
         report = torch.cat([report, self.update().reshape(1)])
         self.pending.append(PendingStep(step, batch, lr, report))
+
+    def make_report(self, totals: Tensor, batch: Batch) -> Tensor:
+        """Loss and hits of this process, with what else it has to say of the step."""
+        wants_save = self.world.is_main and time.monotonic() - self.run.saved_at > 60 * self.config.run.save_minutes
+        facts = [len(batch.pictures), len(batch.bad), self.stop_requested, wants_save]
+        return torch.cat([totals, self.to_device(facts)])
+
+    def to_device(self, numbers: list[Any]) -> Tensor:
+        """Float32 numbers on the device, without waiting for it."""
+        told = torch.tensor(numbers, dtype=torch.float32, pin_memory=self.device.type == "cuda")
+        return told.to(self.device, non_blocking=True)
 
     def set_learning_rate(self, step: int) -> float:
         steps = self.run.plan.steps_per_epoch
         optim = scale_schedule(self.config.optim, self.progress.stretch)
         epochs = self.progress.total_steps / steps - optim.cooldown_epochs
         lr = learning_rate(optim, self.config.run.batch, step / steps, epochs)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+        rates: Any = [lr * group["lr_scale"] for group in self.optimizer.param_groups]
+        if self.rates is not None:
+            self.rates.copy_(self.to_device(rates))
+            rates = self.rates.unbind()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         return lr
+
+    def try_recorded(self, step: int, batch: Batch) -> Tensor | None:
+        """(3,) loss, hits and norm of the gradient of a recorded step, or of one on the way to that.
+
+        None where the batch is not as all others, nothing can be recorded, or memory does not suffice.
+        """
+        if self.recorded is None or batch.bad:
+            return None
+        seed = self.run.seed(step)
+        torch.manual_seed(seed)  # drop path and dropout of this step
+        try:
+            drawn = isinstance(batch.pictures, DrawnPictures)
+            inputs = batch.pictures.to(self.device) if drawn else self.task.prepare(batch, seed)
+            with explained_batch_norm():
+                found = self.recorded(inputs)
+            if self.recorded.failed:  # then at least the model's launches
+                self.recorded = None
+                self.forward = self.make_forward()
+            return found
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self.stop_replaying()
+        return None
+
+    def warms_up(self) -> bool:
+        """Whether the steps so far were launched one by one, and a recording is still to come."""
+        return self.recorded is not None and not self.recorded.holds_memory
+
+    def compute_step(self, *inputs: Tensor) -> Tensor:
+        """(3,) loss, hits and norm: all of a step, on the device, from its inputs: prepared ones, or what was drawn."""
+        self.optimizer.zero_grad(set_to_none=True)
+        x, y = self.task.kept.prepare(*inputs) if self.task.kept is not None else inputs
+        totals = self.add_gradients(x, y, math.ceil(len(x) / self.progress.micro_batch))
+        return torch.cat([totals, self.update().reshape(1)])
+
+    def step_state(self) -> tuple[object, ...]:
+        """The memory that a step works on, and in how many portions."""
+        parameters = self.parameters
+        states = (value for p in parameters for value in self.optimizer.state.get(p, {}).values())
+        return self.progress.micro_batch, *(t.data_ptr() for t in (*parameters, *states) if isinstance(t, Tensor))
 
     def try_gradients(self, step: int, batch: Batch) -> Tensor | None:
         """`gradients`, or None where memory does not suffice; no traceback holds the failed pass then."""
         try:
-            return self.gradients(step, batch)
+            with explained_batch_norm():
+                return self.gradients(step, batch)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if self.in_lockstep:  # the others wait in the middle of their step
-                raise WeftError("Out of memory; choose a smaller --run.micro_batch.") from None
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise WeftError(
-                "BatchNorm cannot train on a single picture whose feature maps shrink to one position; choose a larger"
-                " --batch and --run.micro_batch, or a larger --img-size."
-            ) from None
+            if self.world.size > 1:  # the others wait in the middle of their step
+                leave_for_memory(self.run)
         return None
 
     def gradients(self, step: int, batch: Batch) -> Tensor:
@@ -189,12 +260,17 @@ class Trainer:
         if is_blank:  # takes part all the same, with pictures that weigh nothing
             batch = self.task.dummy_batch(parts * 2)
         pictures, targets = self.task.prepare(batch, seed)
-        for x, y in zip(cut(pictures, parts), cut(targets, parts), strict=True):
-            loss, hits = self.task.loss(self.forward, x, y, self.config.run.batch)
-            scale = self.world.size if self.config.run.fsdp else 1  # FSDP takes the mean over processes, not the sum
-            self.run.scaler.scale(loss * (0 if is_blank else scale)).backward()
-            if is_blank:
-                continue
+        found = self.add_gradients(pictures, targets, parts, weight=0 if is_blank else 1)
+        return totals if is_blank else found
+
+    def add_gradients(self, pictures: Any, targets: Any, parts: int, weight: int = 1) -> Tensor:
+        """(2,) loss and hits of pictures that are computed in portions; their gradients are added up."""
+        totals = torch.zeros(2, device=self.device)
+        scale = weight * self.world.size  # processes take the mean of their gradients, not the sum
+        for part, (x, y) in enumerate(zip(cut(pictures, parts), cut(targets, parts), strict=True), start=1):
+            with reducing(self.forward, part == parts):
+                loss, hits = self.task.loss(self.forward, x, y, self.config.run.batch)
+                self.run.scaler.scale(loss * scale).backward()
             totals += torch.stack([loss.detach(), hits])
         return totals
 
@@ -208,8 +284,7 @@ class Trainer:
     def update(self) -> Tensor:
         """Moves the weights along the gradients; returns the norm of these."""
         self.run.scaler.unscale_(self.optimizer)
-        clip = self.config.optim.clip or math.inf
-        norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, clip))
+        norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip or math.inf))
         self.run.scaler.step(self.optimizer)
         self.run.scaler.update()
         if self.run.ema is not None:
@@ -218,11 +293,19 @@ class Trainer:
 
     def stop_replaying(self) -> bool:
         """Frees the memory of recordings, and makes no more; False where there are none."""
-        if not (isinstance(self.forward, Replayed) and self.forward.holds_memory):
+        distributed = self.forward if isinstance(self.forward, DistributedDataParallel) else None
+        model = distributed.module if distributed else self.forward
+        holders = [x for x in (self.recorded, model, self.validated) if isinstance(x, RecordedStep | Replayed)]
+        self.replays, self.recorded, self.validated = False, None, None
+        if isinstance(model, Replayed) and distributed:
+            distributed.module = model.model
+        elif isinstance(model, Replayed):
+            self.forward = model.model
+        if not any(holder.holds_memory for holder in holders):
             return False
         self.optimizer.zero_grad(set_to_none=True)
-        self.forward.forget()
-        self.forward = self.forward.model
+        for holder in holders:
+            holder.forget()
         torch.cuda.empty_cache()
         self.run.event("memory is short: the model's launches are no longer replayed")
         return True
@@ -234,7 +317,7 @@ class Trainer:
         while len(self.pending) > keep:
             pending = self.pending.popleft()
             report = pending.read()
-            if report.no_memory or not report.is_finite(any_gradient=self.run.scaler.is_enabled()):
+            if not report.is_finite(any_gradient=self.run.scaler.is_enabled()):
                 raise StepFailed(pending, report)
             self.stopping |= report.stop > 0
             self.saving |= report.save > 0
@@ -254,6 +337,7 @@ class Trainer:
         if pending.step % max(1, total // LOG_ROWS) == 0:
             row = {"kind": "step", "step": pending.step + 1, "epoch": (pending.step + 1) / steps, "lr": pending.lr}
             self.run.log({**row, "loss": report.loss, "grad_norm": report.grad_norm, "pictures_per_second": speed})
+        self.run.log_start(pending.step + 1)
 
     def discard_reports(self) -> None:
         """Nothing that was reported so far counts: it was a trial, or has been undone."""
@@ -298,7 +382,7 @@ class Trainer:
         if self.stop_requested and self.world.size == 1:
             raise TrainingStopped  # the state was saved before validation began
         try:
-            return self.task.infer(model, pictures)
+            return self.task.infer(self.replayed(model), pictures)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -308,6 +392,12 @@ class Trainer:
             "Out of memory in validation; choose a smaller --img-size; in segmentation --test.mode slide or a"
             f" --test.short_side help, too. The state before it is saved in {self.run.folder}."
         )
+
+    def replayed(self, model: nn.Module) -> nn.Module:
+        """The model that is validated, its launches replayed where those of training are."""
+        if self.validated is None and self.replays and self.task.whole_pictures:
+            self.validated = replay(model)
+        return model if self.validated is None else self.validated
 
     def stop_early(self, epoch: int) -> None:
         """Ends the run where it has had its time, or does not get better; only a validated epoch can be the last."""
@@ -329,3 +419,17 @@ class Trainer:
         self.read_reports()
         save(self.run)
         self.saving = False
+
+
+@contextlib.contextmanager
+def explained_batch_norm() -> Generator[None]:
+    """Says what to do where BatchNorm has a single value to compute its statistics from."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise WeftError(
+            "BatchNorm cannot train on a single picture whose feature maps shrink to one position; choose a larger"
+            " --batch and --run.micro_batch, or a larger --img-size."
+        ) from None

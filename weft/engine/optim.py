@@ -35,10 +35,12 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch: int) -> torch.o
     if not groups:
         raise WeftError("Nothing is left to train: every parameter is frozen; change model.freeze.")
     lr = scale_rate(config, batch, config.lr)
-    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())  # one kernel; the same result every time
+    kinds = {p.device.type for p in model.parameters()}
+    fused = kinds <= {"cpu", "cuda"}  # one kernel; the same result every time
     if config.name == "adamw":
         first, second = config.betas
-        return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=config.eps, fused=fused)
+        adamw: Any = dict(betas=(first, second), eps=config.eps, fused=fused, capturable=kinds == {"cuda"})
+        return torch.optim.AdamW(groups, lr=lr, **adamw)
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=fused)
     # EfficientNet's RMSProp is TensorFlow's: eps under the root, averages that begin at 1, momentum of scaled steps.

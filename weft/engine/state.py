@@ -34,6 +34,7 @@ from weft.version import __version__
 
 STATE = Path("state") / "last.safetensors"
 LOCK = Path("state") / "lock"
+MEMORY_NOTE = Path("state") / "micro_batch"  # what a process that ran out of memory asks of the next attempt
 FORMAT = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
 

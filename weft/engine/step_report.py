@@ -20,7 +20,6 @@ class StepReport(NamedTuple):
     correct: float
     pictures: float
     unread: float  # files that could not be decoded
-    no_memory: float  # processes that ran out of memory
     stop: float  # processes asked to stop
     save: float  # 1 when the main process wants the state to be saved
     grad_norm: float
@@ -51,7 +50,7 @@ class PendingStep:
 
 
 class StepFailed(Exception):
-    """A step without a finite gradient, or without enough memory: its effect must be undone."""
+    """A step without a finite gradient: its effect must be undone."""
 
     def __init__(self, pending: PendingStep, report: StepReport):
         super().__init__(f"step {pending.step}")

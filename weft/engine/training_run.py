@@ -1,7 +1,7 @@
 """A run in progress, on which the loop and all that stands beside it work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config
-from weft.data.loader import Batch, train_batches
+from weft.data.keep import KeptPictures, KeptValidation
+from weft.data.loader import Batch, drawn_batches, train_batches
 from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import Source
@@ -19,6 +20,7 @@ from weft.data.split import Split
 from weft.engine.device import World
 from weft.engine.log import Screen
 from weft.engine.optim import Ema
+from weft.engine.start import RunStart
 from weft.engine.state import RunProgress
 from weft.tasks.task import Task
 
@@ -42,9 +44,12 @@ class TrainingRun:
     ema: Ema | None
     progress: RunProgress
     screen: Screen
+    kept: KeptPictures | None = None  # training pictures on the device
+    kept_validation: KeptValidation | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # stored with each state, compared on resuming
     log: Callable[[dict[str, Any]], object] = lambda row: None  # writes a row of metrics.jsonl
     rewind_log: Callable[[], object] = lambda: None  # to `progress`
+    start: RunStart | None = None  # until the first step is done
 
     def __post_init__(self) -> None:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.dtype == torch.float16)
@@ -64,14 +69,27 @@ class TrainingRun:
         self.log({"kind": "event", "step": self.progress.step, "text": text})
         self.screen.say(text)
 
+    def log_start(self, step: int) -> None:
+        """Logs what the time went into until here, once, when a first step is done."""
+        if self.start is not None:
+            self.log(self.start.row(step))
+            self.start = None
+
     def seed(self, step: int) -> int:
         """The seed of all that this process draws for whole batches, and of drop path and dropout."""
         return step_seed(self.config.run.seed, step, self.world.rank)
 
+    def train_batches(self, steps: Iterable[int], workers: int) -> Generator[Batch]:
+        """This process's batches of these steps: of pictures that are kept, or that `workers` processes read."""
+        if self.kept is not None and self.task.kept is not None:
+            kept, labels = self.kept, self.source.labels
+            return drawn_batches(kept.shapes, kept.stand_ins, labels, self.task.kept.draw, self.plan, steps)
+        pin = workers > 0 and self.world.device.type == "cuda"
+        return train_batches(self.source, self.task.augmentation, self.plan, steps, workers=workers, pin=pin)
+
     def first_batch(self) -> Batch:
         """The first step's pictures and targets as training sees them, before they are normalised and mixed."""
-        batches = train_batches(self.source, self.task.augmentation, self.plan, [0], workers=0, pin=False)
-        batch = next(iter(batches))
+        batch = next(iter(self.train_batches([0], workers=0)))
         return replace(batch, pictures=self.task.augmented(batch, self.seed(0)))
 
 

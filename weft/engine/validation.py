@@ -2,48 +2,57 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from weft.data.loader import eval_batches
+from weft.data.loader import Batch, eval_batches
 from weft.engine.bad_files import report_bad_files
 from weft.engine.training_run import TrainingRun
 
 
 @torch.no_grad()
-def evaluate(run: TrainingRun, infer: Callable[[nn.Module, Any], Any]) -> dict[str, float]:
+def evaluate(
+    run: TrainingRun, infer: Callable[[nn.Module, Any], Any], indices: np.ndarray | None = None
+) -> dict[str, float]:
     """Metrics on the validation pictures, each seen by exactly one process; nothing where there are none.
 
-    `infer(model, pictures)` is the task's, or something around it.
+    `infer(model, pictures)` is the task's, or something around it; `indices` are other pictures than all of these.
     """
     world, task = run.world, run.task
-    if not len(run.split.val):
+    kept = run.kept_validation if indices is None else None
+    indices = run.split.val if indices is None else indices
+    if not len(indices):
         return {}
     model = run.best_model.eval()
     meter = task.meter()
-    batches = eval_batches(
-        run.source,
-        run.preprocessing,
-        run.split.val,
-        batch=task.eval_batch,
-        workers=run.config.data.workers,
-        pin=world.device.type == "cuda",
-        rank=world.rank,
-        world=world.size,
-    )
     bad: list[tuple[int, str]] = []
-    rounds = math.ceil(math.ceil(len(run.split.val) / world.size) / task.eval_batch)
-    with contextlib.closing(batches):
+    rounds = math.ceil(math.ceil(len(indices) / world.size) / task.eval_batch)
+    with contextlib.closing(kept.batches(task.eval_batch) if kept else read_batches(run, indices)) as batches:
         for batch in batches:
-            rounds -= 1
             bad += batch.bad
             if len(batch.pictures):
+                rounds -= 1
                 meter.update(infer(model, batch.pictures), batch)
-    if run.config.run.fsdp and rounds:  # another process has one batch more, in which all meet
+    for _ in range(rounds if run.config.run.fsdp else 0):  # other processes have batches more, in which all meet
         task.infer(model, task.dummy_batch(1).pictures)
     meter.reduce()
     report_bad_files(run, bad)
     return meter.result()
+
+
+def read_batches(run: TrainingRun, indices: np.ndarray) -> Generator[Batch]:
+    """This process's part of these pictures, read from where they lie."""
+    return eval_batches(
+        run.source,
+        run.preprocessing,
+        indices,
+        batch=run.task.eval_batch,
+        workers=run.config.data.workers,
+        pin=run.world.device.type == "cuda",
+        rank=run.world.rank,
+        world=run.world.size,
+    )

@@ -4,6 +4,7 @@ Each choice comes with its reason, which is shown; nothing that was set is chang
 """
 
 import json
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 
 from weft.config import Config
 from weft.data.check.check import DataReport
+from weft.data.keep import room_on
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture
 from weft.data.sources.source import Source
 from weft.errors import WeftError
+from weft.kernels.switch import runs_on
 from weft.tasks.choose import default_workers
 from weft.tasks.registry import task_class
 
@@ -49,7 +52,31 @@ def fill(
         why.append(f"batch {run.batch}: for {pictures:,} training pictures")
     if data.workers < 0:
         data = replace(data, workers=default_workers(device))
-    return replace(chosen, run=run, data=data), why
+    chosen = replace(chosen, run=run, data=data)
+    if data.keep == "auto":
+        data = replace(data, keep=_keep(chosen, report, device))
+        if data.keep == "no":
+            why.append(
+                "data.keep no: pictures are read from disk, for a single epoch or since they do not fit into memory"
+            )
+    return replace(chosen, data=data), why
+
+
+def _keep(config: Config, report: DataReport, device: torch.device) -> Any:
+    """Where pictures are kept that fit there.
+
+    On a CPU a policy is left to the readers, which work while the model computes, and on a GPU all of it where kernels
+    cannot run. Only readers that are forked share the memory of the host.
+    """
+    one = task_class(config.data.task).choices.kept_bytes(config, report)
+    altered = bool(config.augment.policy or config.augment.color_jitter)
+    left_to_readers = altered if device.type == "cpu" else not runs_on(device)
+    if one and not left_to_readers and report.pictures * one <= room_on(device):
+        return "device"
+    pixels = report.width["median"] * report.height["median"] * report.pictures
+    fits = pixels * (config.data.channels + 1) * report.depth // 8 <= room_on(torch.device("cpu"))
+    seen_often = config.run.epochs > 1 or config.run.steps or config.run.minutes
+    return "memory" if fits and seen_often and sys.platform == "linux" else "no"
 
 
 def _batch(pictures: int, device: torch.device, most: int) -> int:

@@ -1,19 +1,29 @@
-"""The data of a run: opened, split and checked before anything else happens."""
+"""The data of a run: opened, split and checked before anything else happens, even the import of torch."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.config import Config
+from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.check.amounts import measure_targets
-from weft.data.check.check import DataReport, check
+from weft.data.check.check import QUICK_SECONDS, DataReport, check
+from weft.data.check.headers import QuickLook
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source
 from weft.data.split import Split, make_split
-from weft.engine.device import World
+from weft.engine.start import RunStart
 from weft.errors import WeftError
+from weft.run.recipes import find_recipe
+
+if TYPE_CHECKING:
+    from weft.engine.device import World
+
+IMPORT_SECONDS = 5.0  # in which a look that goes on beside the import of torch costs nobody time
 
 
 @dataclass
@@ -23,7 +33,41 @@ class RunData:
     report: DataReport
 
 
-def open_sources(config: Config, world: World) -> Source:
+@dataclass
+class EarlyLook:
+    """The pictures that `config` asks for, and a look at them that goes on in other processes."""
+
+    config: DataConfig
+    source: Source
+    look: QuickLook
+
+
+@contextlib.contextmanager
+def looking_early(start: RunStart, given: dict[str, Any], recipe: str, config: str) -> Iterator[EarlyLook | None]:
+    """Lists the pictures of a run to be and lets other processes look at them, while this one imports torch.
+
+    None where something is wrong, which the run will find at its time, and among processes that share the work.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        yield None
+        return
+    try:
+        with start.phase("listing"):
+            asked = {**(read_yaml(config) if config else {}), **given}
+            asked |= absolute_paths(override(Config(), asked))
+            data = override(Config(), {**(find_recipe(recipe) if recipe else {}), **asked}).data
+            source = open_configured(data)
+    except (WeftError, OSError):
+        yield None
+        return
+    early = EarlyLook(data, source, QuickLook(source, data.max_pixels, QUICK_SECONDS + IMPORT_SECONDS))
+    try:
+        yield early
+    finally:
+        early.look.close()
+
+
+def open_sources(config: Config, world: "World") -> Source:
     """The pictures. One process of each machine opens them first, so that shards are indexed once and not by all."""
     for turn in (True, False):
         with world.propagate_errors():
@@ -32,11 +76,14 @@ def open_sources(config: Config, world: World) -> Source:
     return source  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
-def open_data(config: Config, world: World, say: Any) -> RunData:
-    source = open_sources(config, world)
+def open_data(config: Config, world: "World", say: Any, early: EarlyLook | None = None) -> RunData:
+    """Opens, splits and checks the pictures, unless `early` has begun with the same ones."""
+    early = early if early is not None and early.config == config.data else None
+    source = open_sources(config, world) if early is None else early.source
+    look = early and early.look
     with world.propagate_errors():
         split = make_split(source, config.data, config.run.seed)
-    report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data))
+    report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data, look=look))
     for line in [*report.lines(), *describe_protocol(split)]:
         say(line)
     errors = [problem.text for problem in report.problems if problem.severity == "error"]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import timm
@@ -21,14 +21,15 @@ from weft.data.loader import Batch, PictureSource, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
 from weft.engine.device import is_out_of_memory, pick_device, pick_precision
 from weft.errors import WeftError, check_positive
-from weft.explain.compare import Explained, explain_subjects
-from weft.explain.maps import trunk_of
-from weft.explain.subject import Subject
 from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
 from weft.tasks.choose import size_in_use
 from weft.tasks.registry import UNNAMED, task_class
 from weft.tasks.task import Task, TaskFacts
+
+if TYPE_CHECKING:
+    from weft.explain.compare import Explained
+    from weft.explain.subject import Subject
 
 WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
 TOP = 5  # classes that are named for a picture
@@ -137,7 +138,7 @@ class Predictor:
         masks: str | os.PathLike[str] = "",
         of: str = "",
         progress: Callable[[int, int, str], None] | None = None,
-    ) -> Explained:
+    ) -> "Explained":
         """Looks into the model by pictures, given as for `predict`: Grad-CAM, attention, receptive fields, numbers.
 
         Args:
@@ -150,11 +151,16 @@ class Predictor:
         Returns:
             What was found, with `.exhibits()` and `.write(folder)`.
         """
+        from weft.explain.compare import explain_subjects  # here, since every training imports this file
+
         subjects = [predictor.subject() for predictor in (self, against) if predictor is not None]
         return explain_subjects(subjects, pictures, layers=layers, masks=masks, of=of, progress=progress)
 
-    def subject(self) -> Subject:
+    def subject(self) -> "Subject":
         """The model as `weft.explain` looks into it."""
+        from weft.explain.maps import trunk_of
+        from weft.explain.subject import Subject
+
         model = self.task.explained(self.model)
         trunk: Any = trunk_of(model)
         name = getattr(trunk, "pretrained_cfg", {}).get("architecture") or type(trunk).__name__

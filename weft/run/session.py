@@ -4,7 +4,9 @@
 """
 
 import contextlib
+import functools
 import json
+import math
 import shlex
 import signal
 import socket
@@ -22,12 +24,16 @@ from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan, balance_weights
 from weft.data.sources.source import fingerprint
 from weft.data.split import save_split
+from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import restore
 from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
-from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time
+from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time, train_plainly
+from weft.engine.kept import keep
 from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard_writer
 from weft.engine.loop import Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer
+from weft.engine.recovery import heed_lack_of_memory
+from weft.engine.start import RunStart, side_by_side
 from weft.engine.state import (
     DISK_FULL,
     RunProgress,
@@ -49,6 +55,9 @@ from weft.run.result import Run
 from weft.run.teacher import make_distillation
 from weft.tasks.registry import make_task
 from weft.tasks.task import Task, TaskFacts
+from weft.words import many
+
+COMPILING = 0.2  # of a time budget that compiling kernels may take; the next run finds those that were
 
 
 @contextlib.contextmanager
@@ -77,33 +86,66 @@ class RunSession:
     """From the settings and the data of a run to its report."""
 
     def __init__(
-        self, folder: Path, config: Config, world: World, data: RunData, preprocessing: Preprocessing, quiet: bool
+        self,
+        folder: Path,
+        config: Config,
+        world: World,
+        data: RunData,
+        preprocessing: Preprocessing,
+        quiet: bool,
+        start: RunStart,
     ):
         self.folder, self.config, self.world, self.data = folder, config, world, data
-        self.preprocessing = preprocessing
+        self.preprocessing, self.start = preprocessing, start
         self.screen = Screen(quiet or not world.is_main)
         self.dtype = pick_precision(config.run, world.device)
         torch.manual_seed(config.run.seed)
         if config.run.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
         self.command = command_line()
-        self.trainer = self.build()
+        with start.phase("model"):
+            self.trainer = self.build()
 
     def prepare_new(self) -> None:
         """Finds what fits the machine, then writes down everything the run depends on."""
         trainer = self.trainer
-        compile_kernels(trainer)
-        find_micro_batch(trainer)
+        trainer.run.saved_at = self.start.began  # minutes count from there
+        side_by_side(lambda: self.prepare_kernels(COMPILING * 60 * self.config.run.minutes), self.prepare_data)
+        with self.start.phase("memory"):
+            find_micro_batch(trainer)
+            heed_lack_of_memory(trainer.run)
+            trainer.distribute()
         if self.config.run.minutes:
-            fit_into_time(trainer)
-        trainer.run.facts = self.facts()
-        self.world.on_main(self.write_settings)
-        trainer.save()
+            with self.start.phase("trial"):
+                fit_into_time(trainer)
+        with self.start.phase("saving"):
+            trainer.run.facts = self.facts()
+            self.world.on_main(self.write_settings)
+            trainer.save()
+
+    def prepare_kernels(self, limit: float = 0.0) -> None:
+        """Compiles kernels; in a new run with a time budget, only where that takes a small part of it."""
+        with self.start.phase("kernels"):
+            given_up = compile_kernels(self.trainer, limit or math.inf)
+        if given_up:
+            train_plainly(self.trainer)
+            self.config = self.trainer.config
+            self.screen.say("too few minutes to compile kernels: the plain model is trained, as with --run.fast no")
+
+    def prepare_data(self) -> None:
+        """Does what the pictures need before the first step; beside the kernels."""
+        with self.start.phase("data"):
+            _ = self.fingerprint
+            keep(self.trainer.run)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.data.source)
 
     def write_settings(self) -> None:
         write_text(self.folder / "config.yaml", to_yaml(self.config))
         write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
-        save_split(self.data.split, self.data.source, self.folder / "split.json")
+        save_split(self.data.split, self.data.source, self.folder / "split.json", self.fingerprint)
 
     def prepare_resumed(self, changed: list[str], header: dict[str, Any]) -> None:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
@@ -111,26 +153,28 @@ class RunSession:
         restore(trainer.run)
         if {"run.epochs", "run.steps"} & {*changed}:
             trainer.progress.total_steps = planned
+        heed_lack_of_memory(trainer.run)
         if "run.micro_batch" in changed:
             trainer.progress.micro_batch = self.config.run.micro_batch
         if changed:
             self.world.on_main(lambda: write_text(self.folder / "config.yaml", to_yaml(self.config)))
         self.command = header["command"]
-        trainer.run.facts = self.facts()
         if header["processes"] != self.world.size:
             self.screen.say(
                 f"{self.world.size} processes instead of {header['processes']}: the same pictures in each step, but"
                 " other chances in mixing and drop path, so the result is not that of one run to the last bit"
             )
         self.screen.say(f"{self.folder}: on after step {trainer.progress.step:,} of {trainer.progress.total_steps:,}")
-        compile_kernels(trainer)  # perhaps on another machine
+        side_by_side(self.prepare_kernels, self.prepare_data)  # perhaps on another machine
+        trainer.run.facts = self.facts()
+        trainer.distribute()
 
     def facts(self) -> dict[str, Any]:
         return {
             "config": to_yaml(self.config),
             "classes": self.data.source.classes,
             "preprocessing": self.preprocessing.to_dict(),
-            "fingerprint": fingerprint(self.data.source),
+            "fingerprint": self.fingerprint,
             "processes": self.world.size,
             "command": self.command,
         }
@@ -212,7 +256,8 @@ class RunSession:
         task = make_task(source.task, config, facts)
         height, width = task.training_size
         one = self.preprocessing.channels * height * width * self.preprocessing.depth // 8
-        check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
+        if config.data.keep != "device":  # else nothing is read while it trains
+            check_shared_memory(config.run.batch // self.world.size * one, config.data.workers)
         return task
 
     # Training and what follows ----------------------------------------------------------------------------------
@@ -226,6 +271,9 @@ class RunSession:
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self.screen.say(f"{self.config.model.name}, {parameters / 1e6:.1f} M parameters -> {self.folder}")
         self.screen.start(trainer.epochs)
+        trainer.run.start = self.start
+        if trainer.run.kept is not None:
+            report_bad_files(trainer.run, trainer.run.kept.bad)
         try:
             with stopping_at_signals(trainer):
                 trainer.fit()
@@ -249,6 +297,7 @@ class RunSession:
         if not len(indices):
             self.screen.say(f"No validation pictures, so no report. The model is in {self.folder}")
             return {}
+        self.screen.say(f"evaluating the kept model on {many(len(indices), 'picture')}, for the report")
         predictor = load(self.folder, device=str(self.world.device))
         evaluation = evaluate(predictor, data.source, indices, workers=self.config.data.workers)
         results = evaluation.metrics()

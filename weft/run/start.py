@@ -11,6 +11,7 @@ from weft.config import Config, override, read_yaml
 from weft.engine.device import World, process_group
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
+from weft.engine.start import RunStart
 from weft.engine.state import (
     STATE,
     is_unfinished_start,
@@ -21,7 +22,7 @@ from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
-from weft.run.data import absolute_paths, open_data
+from weft.run.data import EarlyLook, absolute_paths, open_data
 from weft.run.recipes import decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
@@ -34,10 +35,12 @@ def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
     return {"run.minutes": 0.0, **decided} if {"run.epochs", "run.steps"} & {*settings} else decided
 
 
-def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool) -> Run:
+def start_run(
+    given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool, start: RunStart, early: EarlyLook | None
+) -> Run:
     restarted = bool(out) and is_restarted(Path(out))
     if restarted and (Path(out) / STATE).exists():
-        return resume_run(Path(out), {}, allow_changes=False, quiet=quiet)
+        return resume_run(Path(out), {}, allow_changes=False, quiet=quiet, start=start)
     with process_group() as world:
         with world.propagate_errors():
             file, given = asked_length(read_yaml(config) if config else {}), asked_length(given)
@@ -53,15 +56,18 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             check_out(out, first, world, restarted)
             if first.model.name != "auto":
                 check_name(first.model.name)
-        world = world.with_device(first.run.device)
+        with start.phase("device"):
+            world = world.with_device(first.run.device)
         say = Screen(quiet or not world.is_main).say
-        data = open_data(first, world, say)
+        with start.phase("check"):
+            data = open_data(first, world, say, early)
         if not recipe and not config:
             recipe = choose_recipe(first, data.source.task, len(data.split.train))
             settings = {**find_recipe(recipe), **given}
             say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
         full = stretch(override(Config(), settings), set(file) | set(given), recipe)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
+        full = replace(full, data=replace(full.data, keep=least_kept(world.all_gather(full.data.keep))))
         with world.propagate_errors():
             check_settings(full)
             check_task_settings(full)
@@ -81,9 +87,14 @@ def start_run(given: dict[str, Any], *, recipe: str, config: str, out: str, quie
             preprocessing = world.on_main(
                 lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
             )
-            session = RunSession(folder, full, world, data, preprocessing, quiet)
+            session = RunSession(folder, full, world, data, preprocessing, quiet, start)
             session.prepare_new()
             return session.train()
+
+
+def least_kept(choices: list[Any]) -> Any:
+    """Picks what all processes can keep, of what each has the memory for: they must draw alike."""
+    return min(choices, key=("no", "memory", "device").index)
 
 
 def model_of_init(config: Config) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override
+from weft.engine.start import RunStart
 from weft.errors import WeftError
 from weft.run.result import Run
 
@@ -55,17 +56,40 @@ def train(
         **settings: `epochs=30`, `model="ceit_tiny"` and so on; and every key of `weft keys`, with two underscores
             for the dot: `optim__lr=1e-3`.
     """
-    given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})  # before torch is imported
+    options: dict[str, Any] = dict(recipe=recipe, config=config, out=out, resume=resume)
+    return train_since(RunStart(), data, **options, allow_changes=allow_changes, quiet=quiet, **settings)
 
-    from weft.run.resume import resume_run
-    from weft.run.start import start_run
 
+def train_since(
+    start: RunStart,
+    data: str | os.PathLike[str] = "",
+    *,
+    recipe: str = "",
+    config: str | os.PathLike[str] = "",
+    out: str | os.PathLike[str] = "",
+    resume: str | os.PathLike[str] = "",
+    allow_changes: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """`train`, for which time counts from `start`: the command began before this could be called."""
+    given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})
     if resume:
         for name, value in (("recipe", recipe), ("config", config), ("out", out)):
             if value:
                 raise WeftError(f"--resume goes on with the run as it is in its folder; leave out --{name}.")
-        return resume_run(Path(resume), given, allow_changes=allow_changes, quiet=quiet)
-    return start_run(given, recipe=recipe, config=os.fspath(config), out=os.fspath(out), quiet=quiet)
+        with start.importing():
+            from weft.run.resume import resume_run
+        return resume_run(Path(resume), given, allow_changes=allow_changes, quiet=quiet, start=start)
+
+    from weft.run.data import looking_early
+
+    with looking_early(start, given, recipe, os.fspath(config)) as early:
+        with start.importing():
+            from weft.run.start import start_run
+        return start_run(
+            given, recipe=recipe, config=os.fspath(config), out=os.fspath(out), quiet=quiet, start=start, early=early
+        )
 
 
 def name_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,9 +84,18 @@ def dense_preprocessing(config: Config, report: DataReport, size: tuple[int, int
     )
 
 
+def kept_bytes(config: Config, report: DataReport) -> int:
+    """Of pictures with masks or boxes, which are kept in memory alone: readers cut them together."""
+    return 0
+
+
 def check_dense_settings(config: Config, others: dict[str, Any]) -> None:
     """Raises for settings that are for classifiers alone, and for `others` that are set."""
     augment = config.augment
+    if config.data.keep == "device":
+        raise WeftError(
+            f"data.keep=device is for classifiers; pictures to {config.data.task} are kept by --data.keep memory."
+        )
     theirs = {
         "run.fsdp": config.run.fsdp,  # whose processes must make equally many passes, whatever the sizes of pictures
         "augment.policy": augment.policy,

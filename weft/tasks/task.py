@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.given import GivenPictures
+from weft.data.keep import KeptPictures
 from weft.data.loader import Batch
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
@@ -114,8 +115,43 @@ class Choices(Protocol):
         """Of evaluation, but for mean and standard deviation, which are 0 and 1."""
         ...
 
+    def kept_bytes(self, config: Config, report: "DataReport") -> int:
+        """About what a picture takes that is kept on the device; 0 where this task or these settings do not allow it.
+
+        `config` has been filled.
+        """
+        ...
+
     def check_settings(self, config: Config) -> None:
         """Raises for settings that are not for this task."""
+        ...
+
+
+class KeptTraining(Protocol):
+    """Training on pictures that are kept on the device: what happens to a batch of them."""
+
+    def decode(self, file: Any) -> Tensor:
+        """(C, h, w) uint8: a picture as it is kept."""
+        ...
+
+    def keep(self, pictures: KeptPictures, labels: np.ndarray) -> None:
+        """Takes the training pictures and the labels, both by positions in the source."""
+        ...
+
+    def draw(self, generator: np.random.Generator, shapes: np.ndarray) -> np.ndarray:
+        """(B, columns) float32: all that is drawn for pictures that are kept with heights and widths (B, 2)."""
+        ...
+
+    def augmented(self, index: Tensor, rows: Tensor) -> Tensor:
+        """(B, C, h, w) uint8: the pictures at these positions as training sees them, before they are normalised."""
+        ...
+
+    def prepare(self, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`Task.prepare` of them: always the same launches, whatever was drawn."""
+        ...
+
+    def rehearse(self, count: int, device: torch.device) -> None:
+        """Prepares so many pictures, with the launches of real ones, which need not be there yet."""
         ...
 
 
@@ -140,6 +176,7 @@ class Task(Protocol):
     multilabel: bool  # whether a picture as a whole may have several classes
     score: str  # the entry of `Meter.result` that decides which model is kept; more is better
     augmentation: Any  # what the loader gives training pictures to
+    kept: KeptTraining | None  # pictures that are kept on the device; None where they are read
 
     def __init__(self, config: Config, facts: TaskFacts) -> None: ...
 

@@ -1,6 +1,8 @@
 """Augmentation of a whole batch on its device: random erasing, mixup, cutmix, label smoothing, as timm has them.
 
-Every number is drawn on the host from the step's seed, so the device is never waited for.
+Every number is drawn on the host from the step's seed, so the device is never waited for. Called with a seed, a
+`BatchAugmentation` cuts out boxes, whose sizes differ from step to step. `draw_rows` and `apply` are for steps that are
+recorded and replayed: rows of numbers for the whole batch, and masks of one size.
 """
 
 import math
@@ -10,6 +12,9 @@ import torch
 from torch import Tensor
 
 from weft.config import AugmentConfig
+from weft.data.preprocessing import Preprocessing
+from weft.kernels.ops.mix import Mix, erase, mix, mix_pictures
+from weft.kernels.switch import usable
 
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_ASPECT = (0.3, 1 / 0.3)
@@ -25,13 +30,14 @@ class BatchAugmentation:
     def __init__(self, config: AugmentConfig, smoothing: float, num_classes: int, multilabel: bool) -> None:
         self.config, self.smoothing = config, smoothing
         self.num_classes, self.multilabel = num_classes, multilabel
+        self.mixes = bool(config.mixup or config.cutmix)
 
     def __call__(self, pictures: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(B, C, h, w) normalised pictures and their (B,) or (B, classes) labels."""
         generator = np.random.default_rng(seed)
         if self.config.erase:
             pictures = self._erase(pictures, generator)
-        if not (self.config.mixup or self.config.cutmix):
+        if not self.mixes:
             return pictures, self.targets(labels) if self.multilabel or self.smoothing else labels
         lam, box = self.draw(generator, pictures.shape[-2], pictures.shape[-1])
         if box is not None:
@@ -59,6 +65,43 @@ class BatchAugmentation:
         y, x = int(generator.integers(height)), int(generator.integers(width))
         box = cut_box(lam, height, width, y, x)
         return 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width), box
+
+    def draw_rows(self, generator: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
+        """(count, Mix.COLUMNS) float32, all that `apply` needs but the noise."""
+        rows = np.zeros((count, Mix.COLUMNS), dtype=np.float32)
+        if self.config.erase:
+            erased = generator.random(count) <= self.config.erase
+            rows[:, Mix.ERASED : Mix.KEPT] = erased_boxes(generator, count, height, width) * erased[:, None]
+        lam, box = 1.0, None
+        if self.mixes:
+            lam, box = self.draw(generator, height, width)
+        rows[:, Mix.KEPT :] = lam, 1 - lam, *(box or (0, 0, 0, 0))
+        return rows
+
+    def apply(self, pictures: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Does to (B, C, h, w) normalised pictures and their labels what the rows, on the same device, say.
+
+        Shapes and kernels are always the same. Noise comes from the device's own generator.
+        """
+        if self.config.erase:
+            pictures = erase(pictures, rows, torch.randn_like(pictures))
+        return mix(pictures, rows) if self.mixes else pictures, self._mixed_targets(labels, rows)
+
+    def finish(
+        self, pictures: Tensor, labels: Tensor, rows: Tensor, preprocessing: Preprocessing
+    ) -> tuple[Tensor, Tensor]:
+        """`apply` to (B, C, h, w) uint8 pictures, which it normalises: on a GPU all in one pass."""
+        if pictures.dtype != torch.uint8 or not usable(rows):
+            return self.apply(preprocessing.normalise(pictures), labels, rows)
+        noise = torch.randn(pictures.shape, device=pictures.device) if self.config.erase else None
+        pictures = mix_pictures.run(pictures, rows, *preprocessing.statistics(pictures.device), noise, self.mixes)
+        return pictures, self._mixed_targets(labels, rows)
+
+    def _mixed_targets(self, labels: Tensor, rows: Tensor) -> Tensor:
+        if not self.mixes:
+            return self.targets(labels) if self.multilabel or self.smoothing else labels
+        targets = self.targets(labels)
+        return targets.mul(rows[:, Mix.KEPT, None]).add_(targets.flip(0).mul_(rows[:, Mix.GIVEN, None]))
 
     def targets(self, labels: Tensor) -> Tensor:
         """(B, classes) float32, smoothed."""
@@ -96,3 +139,15 @@ def erased_box(generator: np.random.Generator, height: int, width: int) -> tuple
             top, left = int(generator.integers(height - h + 1)), int(generator.integers(width - w + 1))
             return top, top + h, left, left + w
     return None
+
+
+def erased_boxes(generator: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
+    """(count, 4): the boxes of `erased_box` for as many pictures; zeros where ten draws did not fit."""
+    area = generator.uniform(*ERASED_AREA, (count, 10)) * height * width
+    aspect = np.exp(generator.uniform(math.log(ERASED_ASPECT[0]), math.log(ERASED_ASPECT[1]), (count, 10)))
+    h, w = np.rint(np.sqrt(area * aspect)).astype(int), np.rint(np.sqrt(area / aspect)).astype(int)
+    fitting = (h < height) & (w < width)
+    first = np.arange(count), fitting.argmax(1)  # of those that fit; where none does, the first of all
+    found, h, w = fitting[first], h[first].clip(max=height), w[first].clip(max=width)
+    top, left = generator.integers(height - h + 1), generator.integers(width - w + 1)
+    return np.stack([top, top + h, left, left + w], axis=1) * found[:, None]

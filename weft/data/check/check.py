@@ -12,7 +12,8 @@ import numpy as np
 from weft.config import DataConfig
 from weft.data.check.duplicates import equal_groups, near_pairs
 from weft.data.check.findings import LISTED, SEVERITIES, CopyPair, DataReport, Problem, Severity, quantiles
-from weft.data.check.scan import Progress, Scan, read_all, read_headers
+from weft.data.check.headers import QuickLook
+from weft.data.check.scan import Progress, Scan, read_all
 from weft.data.check.targets import look_at_targets
 from weft.data.sources.source import Source, alike
 from weft.words import many, some
@@ -43,16 +44,17 @@ def check(
     quick: bool = False,
     config: DataConfig | None = None,
     progress: Progress | None = None,
+    look: QuickLook | None = None,
 ) -> DataReport:
     """Looks at every picture of `source` (quick: at headers, for about ten seconds) and says what it is.
 
     `split` says on which side a picture is; without it the layout's own split counts. `progress(done, of)` is called
-    now and then.
+    now and then. `look` is a quick look at `source` that has begun already.
     """
     start = time.monotonic()
     config = config or DataConfig()
     if quick:
-        scan = read_headers(source, config.max_pixels, QUICK_SECONDS, progress)
+        scan = (look or QuickLook(source, config.max_pixels, QUICK_SECONDS)).result(progress)
     else:
         scan = read_all(source, config.max_pixels, progress)
     targets = look_at_targets(source, config, quick, progress)

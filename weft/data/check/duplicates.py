@@ -19,7 +19,7 @@ UNIT = 20  # of details kept in 8 bits
 BATCH = 1 << 20  # pairs compared at once
 
 _LOW = sorted(((v, u) for v in range(12) for u in range(12) if u + v), key=lambda f: (sum(f), f))[:64]
-_POPCOUNT = np.array([bin(i).count("1") for i in range(1 << 16)], np.uint8)
+_POPCOUNT = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, dtype=np.uint8)
 
 
 def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:

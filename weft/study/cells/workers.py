@@ -214,7 +214,9 @@ class WorkerPool:
 def main(device: str) -> None:
     """Trains the cells whose folders come in, and answers each with why it failed, or nothing."""
     import weft.models  # noqa: F401  before the first cell is timed
+    from weft.engine.kept import remember_kept
 
+    remember_kept()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed is no answer
     orders, sys.stdin = os.fdopen(os.dup(0), encoding="utf-8"), open(os.devnull)  # noqa: SIM115  forked readers close it

@@ -9,6 +9,7 @@ import torch
 
 from weft.config import Config
 from weft.data.augment.device_policy import fits
+from weft.data.augment.kept import kept_size, supports
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.models.registry import takes
@@ -102,6 +103,14 @@ def choose_preprocessing(config: Config, report: DataReport) -> Preprocessing:
         crop_mode=cast(Any, augment.eval_resize or ("squash" if cfg.crop_mode == "squash" else "center")),
         max_pixels=config.data.max_pixels,
     )
+
+
+def kept_bytes(config: Config, report: DataReport) -> int:
+    if not supports(config.augment, config.data.channels, report.depth):
+        return 0
+    whole, side = [round(report.height["q95"]), round(report.width["q95"])], config.augment.img_size
+    height, width = kept_size(config.augment.crop, whole, (side, side))
+    return config.data.channels * max(height * width, side * side)  # a validation picture is as the model sees it
 
 
 def check_settings(config: Config) -> None:

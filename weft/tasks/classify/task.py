@@ -13,11 +13,12 @@ from weft.data.augment.device_policy import DevicePolicy
 from weft.data.augment.mix import BatchAugmentation
 from weft.data.augment.picture import Augmentation
 from weft.data.given import GivenPictures
-from weft.data.loader import Batch
+from weft.data.loader import Batch, DrawnPictures
 from weft.data.sources.source import Source
 from weft.report.run import RunReport
 from weft.tasks.classify import choose
 from weft.tasks.classify.evaluate import ClassifyCollector
+from weft.tasks.classify.kept import KeptClassification
 from weft.tasks.classify.loss import make_loss
 from weft.tasks.classify.metrics import ClassifyMeter, count_hits
 from weft.tasks.classify.predict import LabelWriter, Prediction, named
@@ -49,9 +50,11 @@ class Classify:
         """Raises where settings do not fit the pictures. `labels`: of those that train."""
         augment, classes, multilabel = self.config.augment, len(self.classes), self.multilabel
         self.augmentation = Augmentation(augment, self.preprocessing)
-        on_device = augment.policy and augment.on_device == "yes"
-        self.policy = DevicePolicy(augment, self.preprocessing) if on_device else None
+        policy_on_device = augment.policy and augment.on_device == "yes"
+        self.policy = DevicePolicy(augment, self.preprocessing) if policy_on_device else None
         self.mix = BatchAugmentation(augment, self.config.loss.smoothing, classes, multilabel)
+        on_device = self.config.data.keep == "device"
+        self.kept = KeptClassification(augment, self.preprocessing, self.mix) if on_device else None
         self.label_loss = make_loss(
             self.config.loss,
             multilabel=multilabel,
@@ -68,20 +71,23 @@ class Classify:
 
     def augmented(self, batch: Batch, seed: int) -> Tensor:
         """(B, C, h, w) pictures on the device, after the policy where that is done there."""
+        if self.kept is not None and isinstance(batch.pictures, DrawnPictures):
+            return self.kept.augmented(*batch.pictures.to(self.device))
         pictures = batch.pictures.to(self.device, non_blocking=True)
         return self.policy(pictures, seed) if self.policy else pictures
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
+        if self.kept is not None and isinstance(batch.pictures, DrawnPictures):
+            return self.kept.prepare(*batch.pictures.to(self.device))
         pictures = self.preprocessing.normalise(self.augmented(batch, seed))
-        pictures, targets = self.mix(pictures, batch.labels.to(self.device, non_blocking=True), seed)
-        if self.config.run.channels_last:
-            pictures = pictures.contiguous(memory_format=torch.channels_last)
-        return pictures, targets
+        return self.mix(pictures, batch.labels.to(self.device, non_blocking=True), seed)
 
     def loss(
         self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        if self.config.run.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits = forward(x)
         loss = self.label_loss(logits, y, denominator)

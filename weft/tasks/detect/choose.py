@@ -19,6 +19,9 @@ from weft.tasks.choose import (
     fill_dense_model,
     usual_side,
 )
+from weft.tasks.choose import (
+    kept_bytes as kept_bytes,
+)
 
 WITH_SHAPES = "mask-rcnn"
 HEADS = (WITH_SHAPES, "faster-rcnn")

@@ -36,6 +36,7 @@ class Detect:
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, False
     shown_metrics: ClassVar[dict[str, str]] = {"box_ap": "box AP", "mask_ap": "mask AP"}
     can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
+    kept = None  # on the device; in memory they may be
     multilabel = False
 
     def __init__(self, config: Config, facts: TaskFacts):

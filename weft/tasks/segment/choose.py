@@ -17,6 +17,9 @@ from weft.tasks.choose import (
     fill_dense_model,
     usual_side,
 )
+from weft.tasks.choose import (
+    kept_bytes as kept_bytes,
+)
 
 HEADS = SEGMENTERS
 WINDOW = 512  # side of the window that training cuts out, at most

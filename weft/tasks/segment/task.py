@@ -46,6 +46,7 @@ class Segment:
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, True
     shown_metrics: ClassVar[dict[str, str]] = {"miou": "mIoU", "pixel_accuracy": "pixels"}
     can_replay = True
+    kept = None  # on the device; in memory they may be
     score, multilabel = "miou", False
 
     def __init__(self, config: Config, facts: TaskFacts):

@@ -1,0 +1,279 @@
+"""Pictures that are decoded once and kept: on the device that trains, as bytes, or on the host, for the readers.
+
+    device    `KeptPictures`: whole batches are cut, flipped and altered where they lie (`weft.data.augment.kept`)
+    memory    `in_memory`: a source whose pictures and targets lie in memory; readers do with them what they always do
+
+Which of them a run has is one of its settings, `data.keep`, because each draws its augmentation in its own way.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from weft.data.augment.pairs import align
+from weft.data.loader import FEW, Batch, read_ahead
+from weft.data.preprocessing import Preprocessing
+from weft.data.read import BadPicture, OpenedPicture
+from weft.data.sources.source import Source
+from weft.errors import WeftError
+
+CHUNK_BYTES = 4 * 2**20  # of pixels that a process decodes before it hands them over
+LARGEST_CHUNK = 512  # pictures
+SENT_BYTES = 2**28  # of pixels that go to the device at once
+SHARE_OF_GPU, SHARE_OF_HOST = 0.3, 0.25  # of the memory that is free: the rest is the model's, and others'
+
+Progress = Callable[[int, int], object]  # how many are done, of how many
+
+
+class Kept(NamedTuple):
+    """A picture that was decoded, and what belongs to it where that is no label."""
+
+    pixels: np.ndarray
+    target: Any = None
+
+
+class ChunkOfKept(NamedTuple):
+    found: list[Kept | None]  # None: cannot be read
+    bad: list[tuple[int, str]]
+
+
+class _Decoder(Dataset[ChunkOfKept]):
+    """Positions in, what `decode` makes of them out. Lives in the workers."""
+
+    def __init__(self, decode: Callable[[int], Kept]) -> None:
+        self.decode = decode
+
+    def __getitem__(self, chunk: list[int]) -> ChunkOfKept:
+        found, bad = [], []
+        for index in chunk:
+            try:
+                found.append(self.decode(index))
+            except (BadPicture, OSError) as why:
+                found.append(None)
+                bad.append((index, str(why)))
+            except Exception as error:
+                raise RuntimeError(f"While decoding picture {index}: {type(error).__name__}: {error}") from error
+        return ChunkOfKept(found, bad)
+
+
+def decode_all(
+    decode: Callable[[int], Kept],
+    indices: np.ndarray,
+    *,
+    one: int,
+    workers: int,
+    bad: list[tuple[int, str]],
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Kept]]:
+    """The pictures at `indices`, of about `one` byte each, in order; `bad` gets those that cannot be read."""
+    size = min(LARGEST_CHUNK, max(1, CHUNK_BYTES // max(1, one)))
+    chunks = [indices[i : i + size].tolist() for i in range(0, len(indices), size)]
+    workers = min(workers, len(chunks)) if len(indices) > FEW else 0
+    done = 0
+    for chunk, answer in zip(chunks, read_ahead(_Decoder(decode), chunks, workers=workers), strict=True):
+        bad += answer.bad
+        yield from ((index, kept) for index, kept in zip(chunk, answer.found, strict=True) if kept is not None)
+        done += len(chunk)
+        if progress:
+            progress(done, len(indices))
+
+
+# On the device that trains ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptPictures:
+    """Pictures of a source one behind the other in memory; columns are over all N positions of the source."""
+
+    pixels: Tensor  # (bytes,) uint8, each picture as (C, h, w)
+    starts: Tensor  # (N,) int64
+    sizes: Tensor  # (N, 2) int64, height and width
+    shapes: np.ndarray  # (N, 2): the same on the host
+    channels: int
+    stand_ins: np.ndarray  # (N,): the picture itself or, for one that cannot be read, the next that can
+    bad: list[tuple[int, str]]
+
+    @cached_property
+    def tallest(self) -> int:
+        """The largest height."""
+        return int(self.shapes[:, 0].max())
+
+
+def keep_pictures(
+    source: Source,
+    indices: np.ndarray,
+    decode: Callable[[Any], Tensor],
+    device: torch.device,
+    *,
+    one: int,
+    workers: int,
+    progress: Progress | None = None,
+) -> KeptPictures:
+    """Decodes the pictures at `indices` by `decode`, which gives (C, h, w) uint8, and keeps them on the device."""
+    shapes, starts = np.zeros((len(source), 2), np.int64), np.zeros(len(source), np.int64)
+    parts, waiting = [torch.empty(0, dtype=torch.uint8, device=device)], []
+    bad: list[tuple[int, str]] = []
+    end, sent, channels = 0, 0, 1
+    how: dict[str, Any] = dict(one=one, workers=workers, bad=bad, progress=progress)
+    for index, kept in decode_all(_DecodePicture(source, decode), indices, **how):
+        channels = len(kept.pixels)
+        starts[index], shapes[index] = end, kept.pixels.shape[1:]
+        waiting.append(kept.pixels.reshape(-1))
+        end += kept.pixels.size
+        if end - sent >= SENT_BYTES:  # the host need not have room for all
+            parts.append(torch.from_numpy(np.concatenate(waiting)).to(device))
+            sent, waiting = end, []
+    if waiting:
+        parts.append(torch.from_numpy(np.concatenate(waiting)).to(device))
+    pixels = torch.cat(parts)
+    stand_ins = _stand_ins(len(source), indices, {index for index, _ in bad})
+    columns = torch.from_numpy(starts).to(device), torch.from_numpy(shapes).to(device)
+    return KeptPictures(pixels, *columns, shapes, channels, stand_ins, bad)
+
+
+@dataclass(frozen=True)
+class _DecodePicture:
+    source: Source
+    decode: Callable[[Any], Tensor]
+
+    def __call__(self, index: int) -> Kept:
+        return Kept(self.decode(self.source.open(index)).numpy())
+
+
+def _stand_ins(count: int, indices: np.ndarray, bad: set[int]) -> np.ndarray:
+    """Every position but, for a picture that cannot be read, that of the next one in `indices` that can."""
+    stand_ins = np.arange(count)
+    good = np.flatnonzero([index not in bad for index in indices.tolist()])
+    if not len(good):
+        raise WeftError("None of the training pictures can be read.")
+    following = good[np.searchsorted(good, np.arange(len(indices))) % len(good)]
+    stand_ins[indices] = indices[following]
+    return stand_ins
+
+
+@dataclass(frozen=True)
+class KeptValidation:
+    """Validation pictures as the model sees them, in the order in which they are read otherwise."""
+
+    pictures: Tensor  # (n, C, h, w) uint8
+    labels: Tensor  # (n,) int64 or (n, classes) float32, on the same device
+    index: Tensor  # (n,) int64
+    bad: list[tuple[int, str]]
+
+    def batches(self, size: int) -> Generator[Batch]:
+        """Gives what `eval_batches` gives; files that cannot be read are in the first batch."""
+        if not len(self.pictures) and not self.bad:
+            return
+        parts = zip(self.pictures.split(size), self.labels.split(size), self.index.split(size), strict=True)
+        for number, part in enumerate(parts):
+            yield Batch(*part, [] if number else self.bad)
+
+
+def keep_validation(
+    source: Source,
+    indices: np.ndarray,
+    preprocessing: Preprocessing,
+    device: torch.device,
+    *,
+    workers: int,
+    progress: Progress | None = None,
+) -> KeptValidation:
+    bad: list[tuple[int, str]] = []
+    one = preprocessing.channels * preprocessing.size[0] * preprocessing.size[1]
+    how: dict[str, Any] = dict(one=one, workers=workers, bad=bad, progress=progress)
+    found = dict(decode_all(_DecodePicture(source, preprocessing.picture), indices, **how))
+    index = np.fromiter(found, np.int64, len(found))
+    empty = np.empty((0, preprocessing.channels, *preprocessing.size), np.uint8)
+    pictures = np.stack([kept.pixels for kept in found.values()]) if found else empty
+    labels = torch.from_numpy(np.asarray(source.labels[index])).to(device)
+    labels = labels.to(torch.float32 if source.multilabel else torch.int64)
+    return KeptValidation(torch.from_numpy(pictures).to(device), labels, torch.from_numpy(index), bad)
+
+
+# On the host --------------------------------------------------------------------------------------------------------
+
+
+def in_memory(
+    source: Source,
+    indices: np.ndarray,
+    channels: int,
+    max_pixels: int,
+    *,
+    one: int,
+    workers: int,
+    progress: Progress | None = None,
+) -> Source:
+    """The same source, of which the pictures at `indices` and their masks or objects lie in memory, upright."""
+    decode = _DecodePair(source, channels, max_pixels)
+    found = dict(decode_all(decode, indices, one=one, workers=workers, bad=[], progress=progress))
+    reader = _InMemory(source.reader, {index: kept.pixels for index, kept in found.items()})
+    targets = source.targets and _InMemory(source.targets, {index: kept.target for index, kept in found.items()})
+    return replace(source, reader=reader, targets=targets)
+
+
+@dataclass(frozen=True)
+class _DecodePair:
+    source: Source
+    channels: int
+    max_pixels: int
+
+    def __call__(self, index: int) -> Kept:
+        with OpenedPicture(self.source.open(index), self.max_pixels) as opened:
+            pixels = np.asarray(opened.pixels(self.channels))
+            target = align(self.source.target(index), opened.header) if self.source.kind.dense else None
+        return Kept(pixels, target)
+
+
+class _InMemory:
+    """A reader of pictures or targets that has some of them already; forked workers share these."""
+
+    def __init__(self, reader: Any, kept: dict[int, Any]) -> None:
+        self.reader, self.kept = reader, kept
+
+    def __call__(self, index: int) -> Any:
+        found = self.kept.get(index)
+        return self.reader(index) if found is None else found
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reader":  # not there yet while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.reader, name)
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def room_on(device: torch.device) -> int:
+    """Bytes that kept pictures may take on a device."""
+    if device.type == "cuda":
+        return int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
+    return int(SHARE_OF_HOST * free_host_memory()) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def free_host_memory() -> int:
+    """Bytes that programs can still have, of the machine or of the container that this runs in."""
+    free = []
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free.append(1024 * int(line.split()[1]))
+    limit, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
+    if limit.isdigit() and used.isdigit():
+        free.append(int(limit) - int(used))
+    if not free and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(free, default=0))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().split("\n")
+    except OSError:
+        return []

@@ -1,0 +1,96 @@
+"""Pictures that a run decodes once and keeps, as `data.keep` says."""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from weft.data.keep import KeptPictures, KeptValidation, in_memory, keep_pictures, keep_validation
+from weft.data.sources.source import fingerprint
+from weft.engine.device import is_out_of_memory
+from weft.engine.training_run import TrainingRun
+from weft.errors import WeftError
+from weft.words import many
+
+
+def keep(run: TrainingRun) -> None:
+    """Decodes the pictures of a run, in parallel, and keeps them where its settings say."""
+    how = run.config.data.keep
+    if how not in ("device", "memory"):
+        return
+    began = time.monotonic()
+    try:
+        taken = _on_device(run) if how == "device" else _in_memory(run)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+            raise
+        raise WeftError(
+            f"The pictures do not fit where data.keep={how} puts them; choose --data.keep memory or no. A run that has"
+            " begun goes on with --allow-changes, and draws its augmentation in another way from there."
+        ) from None
+    device = "GPU" if run.world.device.type == "cuda" else "CPU"
+    where = "in memory, decoded" if how == "memory" else f"on the {device}, as training needs them"
+    seconds = time.monotonic() - began
+    pictures = many(len(run.split.train) + len(run.split.val), "picture")
+    run.screen.say(f"{pictures} kept {where} (data.keep {how}): {taken / 1e6:,.0f} MB, in {seconds:.1f} s")
+
+
+def _on_device(run: TrainingRun) -> int:
+    """Bytes that training and validation pictures take."""
+    assert run.task.kept is not None
+    key = _what_is_kept(run)
+    if key not in _last:
+        _last.clear()
+        _last[key] = _decode(run)
+    run.kept, run.kept_validation = _last[key]
+    if not _remembers:
+        _last.clear()
+    run.task.kept.keep(run.kept, np.asarray(run.source.labels))
+    return len(run.kept.pixels) + run.kept_validation.pictures.numel()
+
+
+def _decode(run: TrainingRun) -> tuple[KeptPictures, KeptValidation]:
+    source, world, preprocessing = run.source, run.world, run.preprocessing
+    assert run.task.kept is not None
+    one = 3 * preprocessing.size[0] * preprocessing.size[1]
+    how: dict[str, Any] = dict(workers=_processes(run), progress=run.screen.progress("decoding"))
+    kept = keep_pictures(source, np.sort(run.split.train), run.task.kept.decode, world.device, one=one, **how)
+    mine = run.split.val[world.rank :: world.size]
+    validation = keep_validation(source, mine, preprocessing, world.device, **how)
+    run.screen.close()
+    return kept, validation
+
+
+# A study trains on the same pictures again and again ----------------------------------------------------------------
+
+_last: dict[tuple[object, ...], tuple[KeptPictures, KeptValidation]] = {}  # one entry at most
+_remembers = False
+
+
+def remember_kept() -> None:
+    """From now on this process keeps the pictures of its last run for the next one."""
+    global _remembers
+    _remembers = True
+
+
+def _what_is_kept(run: TrainingRun) -> tuple[object, ...]:
+    augment, split = run.config.augment, run.split
+    parts = (np.sort(split.train).tobytes(), split.val.tobytes(), run.world.rank, run.world.size)
+    return fingerprint(run.source), augment.crop, augment.interpolation, run.preprocessing, run.world.device, *parts
+
+
+def _in_memory(run: TrainingRun) -> int:
+    """Bytes that all pictures of the run take; readers find out which of them cannot be read."""
+    chosen, preprocessing = np.concatenate([run.split.train, run.split.val]), run.preprocessing
+    how: dict[str, Any] = dict(one=2**20, workers=_processes(run), progress=run.screen.progress("decoding"))
+    run.source = in_memory(run.source, chosen, preprocessing.channels, preprocessing.max_pixels, **how)
+    run.screen.close()
+    return sum(pixels.nbytes for pixels in run.source.reader.kept.values())  # pyright: ignore
+
+
+def _processes(run: TrainingRun) -> int:
+    """Processes that decode: one for each core that this process has, none where nobody may read beside it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, cores // local) if run.config.data.workers else 0
