@@ -84,6 +84,19 @@ def test_a_process_that_hangs_ends_with_its_time(source, by_threads, in_processe
     assert_same(look(source, seconds=0.1), by_threads)  # threads read a first portion however late it is
 
 
+@forks
+@pytest.mark.timeout(60)
+def test_a_process_that_hangs_before_it_begins_holds_nobody_up(source, by_threads, in_processes, monkeypatch):
+    """As one does that was forked while a thread held a lock: it never comes to the alarm that would end it."""
+    monkeypatch.setattr(headers, "GRACE", 0.5)
+    monkeypatch.setattr(headers, "_begin", lambda *_: time.sleep(600))
+    before = set(multiprocessing.active_children())
+    assert_same(look(source, seconds=0.1), by_threads)
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(30)
+        assert not process.is_alive()
+
+
 @pytest.mark.parametrize("error", [OSError, AssertionError])
 def test_where_no_process_can_be_made_threads_look(source, by_threads, in_processes, monkeypatch, error):
     class Refused(headers.ProcessPoolExecutor):

@@ -94,8 +94,13 @@ class QuickLook:
         return scan
 
     def close(self) -> None:
+        """Ends the processes at once: one that was forked while a thread held a lock may wait for it forever."""
         if self._pool is not None:
+            processes = list((self._pool._processes or {}).values())
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+            self._pool = None
 
     def _start_processes(self) -> None:
         """Forks: a process that uses CUDA may be forked as long as the child does not use it, and these never do."""
@@ -114,11 +119,11 @@ class QuickLook:
             self.close()  # no more processes, or a daemon, which may have none: threads look
 
     def _scans(self) -> Iterator[Scan]:
-        """Answers of the processes, until one dies: by a picture, for want of memory or at the end of its life."""
+        """Answers of the processes, until one dies, by a picture or for want of memory, or none comes in time."""
         try:
             for answer in self._answers:
-                yield answer.result()
-        except BrokenProcessPool:
+                yield answer.result(max(0.0, self.deadline + GRACE - time.monotonic()))
+        except (BrokenProcessPool, TimeoutError):
             return
 
     def _compare_large(self, scan: Scan) -> None:
