@@ -2,6 +2,8 @@
 
 import time
 
+from torch import nn
+
 from weft.engine.state import MEMORY_NOTE, full_tensor, gather_tensors, is_finite, load_state, write_state
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
@@ -33,8 +35,8 @@ def restore(run: TrainingRun) -> None:
         run.scaler.load_state_dict(run.progress.scaler)
 
 
-def write_best(run: TrainingRun) -> None:
-    """Writes the model that whoever opens the run gets."""
-    weights = {key: full_tensor(value).cpu() for key, value in run.best_model.state_dict().items()}
+def write_best(run: TrainingRun, model: nn.Module) -> None:
+    """Writes the model that whoever opens the run gets: the weight average, or the weights themselves."""
+    weights = {key: full_tensor(value).cpu() for key, value in model.state_dict().items()}
     preprocessing = run.preprocessing.to_dict()
-    run.world.on_main(lambda: run.write_model(run.folder, run.best_model, weights, preprocessing))
+    run.world.on_main(lambda: run.write_model(run.folder, model, weights, preprocessing))

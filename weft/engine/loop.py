@@ -21,6 +21,7 @@ from weft.config import Config
 from weft.data.loader import Batch, DrawnPictures
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import save, write_best
+from weft.engine.clock import Clock
 from weft.engine.compiling import compile_model
 from weft.engine.device import is_out_of_memory
 from weft.engine.optim import learning_rate, scale_schedule
@@ -36,6 +37,7 @@ from weft.fast.replay import Replayed, replay
 from weft.tasks.task import cut
 
 GPU_DELAY = 3  # steps between a step and the look at its report, so that the GPU never waits for the host
+SAVED_SECONDS = 10.0  # between states, at least, where an epoch ends that is not validated
 LOG_ROWS = 500  # of steps in metrics.jsonl, about
 
 
@@ -56,6 +58,7 @@ class Trainer:
         # Learning rates on the device, where a recorded step reads them; for good, so that all steps compute alike.
         count = len(self.optimizer.param_groups)
         self.rates = None if self.recorded is None else torch.empty(count, device=self.device)
+        self.clock = Clock(run)
         self.pending: deque[PendingStep] = deque()
         self.recent = RecentSteps()
         self.stop_requested = False  # by a signal
@@ -103,11 +106,13 @@ class Trainer:
 
     def fit(self) -> None:
         """Trains all epochs that are left. Raises `TrainingStopped` when asked to stop on the way."""
+        self.clock = Clock(self.run)
         while self.progress.validated < self.epochs:
             with contextlib.closing(self.batches()) as batches:
                 try:
                     while self.progress.validated < self.epochs:
-                        self.train_until(self.end_of_epoch(), batches)
+                        if not self.train_until(self.end_of_epoch(), batches):
+                            break  # the run has another length now, and so other batches
                         self.validate()
                 except StepFailed as failure:
                     self.discard_reports()
@@ -128,13 +133,16 @@ class Trainer:
         batches = self.run.train_batches(steps, self.config.data.workers)
         with contextlib.closing(batches):
             try:
-                yield from zip(steps, batches, strict=True)
+                for step in steps:
+                    self.task.advance(step / self.progress.total_steps)
+                    yield step, next(batches)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 raise WeftError("A batch does not fit into memory; choose a smaller --img-size or --batch.") from None
 
-    def train_until(self, end: int, batches: Generator[tuple[int, Batch]]) -> None:
+    def train_until(self, end: int, batches: Generator[tuple[int, Batch]]) -> bool:
+        """Trains up to the step `end`; False where the clock has set another length for the run on the way."""
         self.model.train(not self.config.model.frozen_mode)
         while any(step not in self.progress.skipped for step in range(self.progress.step, end)):
             step, batch = next(batches)
@@ -145,8 +153,11 @@ class Trainer:
                 self.save()
             if self.stopping:
                 raise TrainingStopped
+            if self.clock.is_at_mark() and self.clock.plan_again():
+                return False
         self.progress.step = end  # the last steps may be among those left out
         self.read_reports()
+        return True
 
     # One step ---------------------------------------------------------------------------------------------------
 
@@ -350,16 +361,18 @@ class Trainer:
 
     def validate(self) -> None:
         """Ends an epoch: validation, a row of metrics, and the model where it is the best so far."""
-        self.save()
         epoch = self.progress.validated + 1
         last = self.progress.step >= self.progress.total_steps or self.is_out_of_time()
         due = last or epoch % self.config.run.val_epochs == 0
-        result = self.evaluate() if due else {}
-        score, val_loss = result.get(self.task.score), result.get("loss")
-        best = due and self.progress.is_better(score, val_loss) and is_finite(self.run.best_model)
-        if best:
-            self.progress.best, self.progress.best_loss, self.progress.best_epoch = score, val_loss, epoch
-            write_best(self.run)
+        if due:
+            self.save()
+        else:
+            self.read_reports()
+        result, best = self.evaluate(self.run.best_model, epoch) if due else ({}, False)
+        if last and self.run.best_model is not self.run.model and len(self.run.split.val):  # perhaps these are better
+            raw, raw_best = self.evaluate(self.run.model, epoch)
+            result |= {f"raw_{key}": value for key, value in raw.items()}
+            best |= raw_best
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
         row |= {f"val_{key}": value for key, value in result.items()}
@@ -371,11 +384,22 @@ class Trainer:
         if due:
             self.stop_early(epoch)
         self.recent.clear()  # the speed is that of training
-        self.save()
+        if due or time.monotonic() - self.run.saved_at > SAVED_SECONDS:
+            self.save()
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics on the validation pictures; nothing where there are none."""
-        return evaluate(self.run, self.infer)
+    def evaluate(self, model: nn.Module, epoch: int) -> tuple[dict[str, float], bool]:
+        """Metrics of `model` on the validation pictures, none where there are none; whether it is the best so far.
+
+        The best one is written down.
+        """
+        with self.clock.validating():
+            result = evaluate(self.run, self.infer, model)
+        score, loss = result.get(self.task.score), result.get("loss")
+        best = self.progress.is_better(score, loss) and is_finite(model)
+        if best:
+            self.progress.best, self.progress.best_loss, self.progress.best_epoch = score, loss, epoch
+            write_best(self.run, model)
+        return result, best
 
     def infer(self, model: nn.Module, pictures: Any) -> Any:
         """The task's answers; recordings of training make room where memory does not suffice."""
@@ -397,7 +421,7 @@ class Trainer:
         """The model that is validated, its launches replayed where those of training are."""
         if self.validated is None and self.replays and self.task.whole_pictures:
             self.validated = replay(model)
-        return model if self.validated is None else self.validated
+        return self.validated if self.validated is not None and self.validated.model is model else model
 
     def stop_early(self, epoch: int) -> None:
         """Ends the run where it has had its time, or does not get better; only a validated epoch can be the last."""

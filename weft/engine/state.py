@@ -52,6 +52,8 @@ class RunProgress:
     best_epoch: int = 0
     epoch_loss: float = 0.0  # sums over the steps of the running epoch
     epoch_steps: int = 0
+    validation_seconds: float = 0.0  # of the last validation, ...
+    closing_seconds: float = 0.0  # ... and of what follows the last one: only where there are minutes
     seconds: float = 0.0  # of work so far, in all sessions
     micro_batch: int = 0  # pictures at once on one device
     skipped: list[int] = field(default_factory=list)  # steps whose batch gave no finite gradient

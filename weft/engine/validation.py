@@ -16,7 +16,7 @@ from weft.engine.training_run import TrainingRun
 
 @torch.no_grad()
 def evaluate(
-    run: TrainingRun, infer: Callable[[nn.Module, Any], Any], indices: np.ndarray | None = None
+    run: TrainingRun, infer: Callable[[nn.Module, Any], Any], model: nn.Module, indices: np.ndarray | None = None
 ) -> dict[str, float]:
     """Metrics on the validation pictures, each seen by exactly one process; nothing where there are none.
 
@@ -27,7 +27,7 @@ def evaluate(
     indices = run.split.val if indices is None else indices
     if not len(indices):
         return {}
-    model = run.best_model.eval()
+    model.eval()
     meter = task.meter()
     bad: list[tuple[int, str]] = []
     rounds = math.ceil(math.ceil(len(indices) / world.size) / task.eval_batch)

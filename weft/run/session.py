@@ -27,7 +27,7 @@ from weft.data.split import save_split
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import restore
 from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
-from weft.engine.fit_machine import compile_kernels, find_micro_batch, fit_into_time, train_plainly
+from weft.engine.fit_machine import compile_kernels, find_micro_batch, train_plainly
 from weft.engine.kept import keep
 from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard_writer
 from weft.engine.loop import Trainer
@@ -41,6 +41,7 @@ from weft.engine.state import (
     save_error,
 )
 from weft.engine.step_report import TrainingStopped
+from weft.engine.time_budget import fit_into_time
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
 from weft.fast.swap import fast_on
@@ -99,6 +100,8 @@ class RunSession:
         self.preprocessing, self.start = preprocessing, start
         self.screen = Screen(quiet or not world.is_main)
         self.dtype = pick_precision(config.run, world.device)
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
         torch.manual_seed(config.run.seed)
         if config.run.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)

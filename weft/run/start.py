@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.config import Config, override, read_yaml
 from weft.engine.device import World, process_group
 from weft.engine.log import Screen
@@ -21,7 +23,8 @@ from weft.engine.state import (
 from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
-from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, choose_recipe, fill
+from weft.run.auto import AUTO, auto_settings, fewer_threads
+from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, absolute_paths, open_data
 from weft.run.recipes import decide_length, find_recipe
 from weft.run.result import Run
@@ -46,8 +49,9 @@ def start_run(
             file, given = asked_length(read_yaml(config) if config else {}), asked_length(given)
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             given = {**model_of_init(override(Config(), {**file, **given})), **given}
-            settings = {**(find_recipe(recipe) if recipe else {}), **file, **given}
-            first = stretch(override(Config(), settings), set(file) | set(given), recipe)
+            named = "" if recipe == AUTO else recipe
+            settings = {**(find_recipe(named) if named else {}), **file, **given}
+            first = stretch(override(Config(), settings), set(file) | set(given), named)
             if not first.data.source:
                 raise WeftError(
                     "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
@@ -61,11 +65,17 @@ def start_run(
         say = Screen(quiet or not world.is_main).say
         with start.phase("check"):
             data = open_data(first, world, say, early)
-        if not recipe and not config:
-            recipe = choose_recipe(first, data.source.task, len(data.split.train))
-            settings = {**find_recipe(recipe), **given}
-            say(f"recipe {recipe}: {len(data.split.train):,} training pictures")
-        full = stretch(override(Config(), settings), set(file) | set(given), recipe)
+        if threads := world.on_main(lambda: fewer_threads(first, world.device)):
+            torch.set_num_threads(threads)
+            given = {**given, "run.threads": threads}
+            say(f"run.threads {threads}: more would wait for each other; another job seems to use this machine")
+        if recipe in ("", AUTO) and not config:
+            asked, elapsed = {*given}, start.seconds()
+            rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
+            settings = {**rule, **given}
+            for line in why:
+                say(line)
+        full = stretch(override(Config(), settings), set(file) | set(given), named)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         full = replace(full, data=replace(full.data, keep=least_kept(world.all_gather(full.data.keep))))
         with world.propagate_errors():

@@ -20,6 +20,7 @@ from weft.data.keep import KeptPictures
 from weft.data.loader import Batch
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
+from weft.tasks.policy import Situation
 
 if TYPE_CHECKING:
     from weft.data.check.findings import DataReport
@@ -103,6 +104,10 @@ class Choices(Protocol):
 
     def default_recipe(self, config: Config, pictures: int) -> str:
         """The recipe for so many training pictures."""
+        ...
+
+    def auto(self, now: Situation, report: "DataReport") -> tuple[dict[str, Any], list[str]]:
+        """The settings of the recipe `auto` for pictures like these, and a line on each choice."""
         ...
 
     def fill(
@@ -189,6 +194,10 @@ class Task(Protocol):
 
     def augmented(self, batch: Batch, seed: int) -> Any:
         """The batch's pictures as training sees them, before they are normalised."""
+        ...
+
+    def advance(self, part_done: float) -> None:
+        """Told before each step, and before what is drawn for it, how much of the run is behind it, from 0 to 1."""
         ...
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Any, Any]:

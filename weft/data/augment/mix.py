@@ -31,6 +31,7 @@ class BatchAugmentation:
         self.config, self.smoothing = config, smoothing
         self.num_classes, self.multilabel = num_classes, multilabel
         self.mixes = bool(config.mixup or config.cutmix)
+        self.part_done = 0.0  # of the run
 
     def __call__(self, pictures: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """(B, C, h, w) normalised pictures and their (B,) or (B, classes) labels."""
@@ -55,7 +56,8 @@ class BatchAugmentation:
     ) -> tuple[float, tuple[int, int, int, int] | None]:
         """How much of each picture stays, and for cutmix the box (top, bottom, left, right) that does not."""
         cfg = self.config
-        if generator.random() >= cfg.mix_prob:
+        over = self.part_done >= cfg.mix_until < 1
+        if over or generator.random() >= cfg.mix_prob:
             return 1.0, None
         cutmix = cfg.cutmix > 0 and (not cfg.mixup or generator.random() < cfg.switch_prob)
         alpha = cfg.cutmix if cutmix else cfg.mixup

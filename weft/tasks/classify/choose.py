@@ -14,11 +14,16 @@ from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.models.registry import takes
 from weft.tasks.choose import SMALL, check_head, check_loss, default_workers, usual_side
+from weft.tasks.policy import Situation, classify_settings
 
 HEADS = ("linear",)
 FEW = 20_000  # training pictures up to which the small-data recipe is chosen
 NANO_SIZE = 96  # of large pictures for the nano models
 READERS = 8  # from so many on, augmentation by the readers was the faster one on an H200 with 16 cores
+
+
+def auto(now: Situation, report: DataReport) -> tuple[dict[str, Any], list[str]]:
+    return classify_settings(now)
 
 
 def default_recipe(config: Config, pictures: int) -> str:

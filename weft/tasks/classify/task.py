@@ -83,6 +83,9 @@ class Classify:
         pictures = self.preprocessing.normalise(self.augmented(batch, seed))
         return self.mix(pictures, batch.labels.to(self.device, non_blocking=True), seed)
 
+    def advance(self, part_done: float) -> None:
+        self.mix.part_done = part_done
+
     def loss(
         self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, denominator: float
     ) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,10 +23,15 @@ from weft.tasks.choose import (
 from weft.tasks.choose import (
     kept_bytes as kept_bytes,
 )
+from weft.tasks.policy import Situation, detect_settings
 
 WITH_SHAPES = "mask-rcnn"
 HEADS = (WITH_SHAPES, "faster-rcnn")
 SHORT_SIDE = 800  # of pictures, at most
+
+
+def auto(now: Situation, report: DataReport) -> tuple[dict[str, Any], list[str]]:
+    return detect_settings(now)
 
 
 def default_recipe(config: Config, pictures: int) -> str:

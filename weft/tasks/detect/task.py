@@ -62,6 +62,9 @@ class Detect:
         targets = [{**{key: y[key] for key in wanted}, "labels": y["labels"] + 1} for y in batch.labels]
         return self._shown(batch.pictures), to_device(targets, self.device)
 
+    def advance(self, part_done: float) -> None:
+        """Nothing to do: no augmentation depends on it."""
+
     def loss(
         self, forward: Callable[..., Any], x: list[Tensor], y: list[dict[str, Tensor]], denominator: float
     ) -> tuple[Tensor, Tensor]:

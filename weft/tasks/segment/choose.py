@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -20,9 +21,14 @@ from weft.tasks.choose import (
 from weft.tasks.choose import (
     kept_bytes as kept_bytes,
 )
+from weft.tasks.policy import Situation, segment_settings
 
 HEADS = SEGMENTERS
 WINDOW = 512  # side of the window that training cuts out, at most
+
+
+def auto(now: Situation, report: DataReport) -> tuple[dict[str, Any], list[str]]:
+    return segment_settings(now)
 
 
 def default_recipe(config: Config, pictures: int) -> str:

@@ -83,6 +83,9 @@ class Segment:
         """(B, C, h, w) normalised pictures and (B, h, w) masks, on the device."""
         return self._input(batch.pictures), to_device(batch.labels, self.device)
 
+    def advance(self, part_done: float) -> None:
+        """Nothing to do: no augmentation depends on it."""
+
     def loss(self, forward: Callable[..., Any], x: Tensor, y: Tensor, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss with that of the auxiliary head, and the sum of the pictures' pixel accuracies."""
         maps = {name: part.float() for name, part in self._forward(forward, x).items()}

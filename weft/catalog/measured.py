@@ -1,0 +1,74 @@
+"""What models reach in a time, as it was measured: read by whoever chooses a model for a run.
+
+measured.json is written by benchmarks/choices.py, from trainings by `weft train`. A row is a model at a size of pictures:
+how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows on a machine
+is then a matter of reading: pictures that it can see, and the accuracy that goes with them.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+from weft.catalog.catalog import catalog
+
+SMALL, PHOTO = "small", "photo"  # kinds of pictures: up to 64 pixels, and larger ones
+
+# Multiply-adds of forward passes in a second of training, on the machines of the table: of models that are not in it.
+USUAL_MACS = {"cpu": 12e9, "cuda": 15e12}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model at a size, how fast it trains, and what it reaches."""
+
+    kind: str
+    model: str
+    size: int
+    speed: dict[str, float]  # pictures a second by device, on the machine of the table
+    curve: list[tuple[float, float]]  # pictures seen, and the accuracy then, in order
+    data: str  # what was trained on
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def reached(self, seen: float) -> float:
+        """The accuracy after so many pictures: straight lines over their logarithm, none beyond the last."""
+        points = [(math.log(pictures), accuracy) for pictures, accuracy in self.curve]
+        x = math.log(max(seen, 1.0))
+        if x >= points[-1][0] or len(points) == 1:
+            return points[-1][1]
+        (x0, y0), (x1, y1) = next(((a, b) for a, b in pairwise(points) if x <= b[0]))
+        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+@cache
+def measured() -> list[Measured]:
+    stored = json.loads((files("weft.catalog") / "measured.json").read_text())
+    return [Measured(**{**row, "curve": [(seen, reached) for seen, reached in row["curve"]]}) for row in stored["rows"]]
+
+
+def best(rows: Iterable[Measured], device: str, pace: float, seconds: float, seen: float = 0.0) -> Measured | None:
+    """The row that reaches most within `seconds` of training, on a machine `pace` times as fast as the table's.
+
+    Args:
+        rows: among which to choose; those that were not timed on such a device are left out.
+        seen: pictures that a run is to see, where that is not left to the time: then of the rows that can see so
+            many within it, or the fastest where none can.
+    """
+    timed = [row for row in rows if device in row.speed]
+    if not seen:
+        return max(timed, key=lambda row: row.reached(seconds * pace * row.speed[device]), default=None)
+    in_time = [row for row in timed if seen <= seconds * pace * row.speed[device]]
+    fastest = sorted(timed, key=lambda row: -row.speed[device])[:1]
+    return max(in_time or fastest, key=lambda row: row.reached(seen), default=None)
+
+
+def usual_speed(model: str, size: int, device: str) -> float | None:
+    """Pictures a second in training, from the multiply-adds of the catalogue; None for models that are not in it."""
+    infos = [info for info in catalog() if info.name.split(".")[0] == model]
+    if not infos:
+        return None
+    return USUAL_MACS[device] / (infos[0].macs * (size / infos[0].img_size) ** 2)

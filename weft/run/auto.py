@@ -1,0 +1,57 @@
+"""The recipe `auto` for a run: the machine and its time, as `weft.tasks.policy` wants to know them."""
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from weft.catalog.pace import choose_threads, pace
+from weft.config import Config
+from weft.run.data import RunData
+from weft.tasks.choose import usual_side
+from weft.tasks.policy import Situation
+from weft.tasks.registry import task_class
+
+AUTO = "auto"
+START = {"cpu": 4.0, "cuda": 12.0}  # seconds until the first step, from where this is asked
+TRAINING = 0.85  # of the time that is left then; the rest goes into trials, validation and the report
+
+
+def auto_settings(
+    config: Config, given: Collection[str], data: RunData, device: torch.device, elapsed: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Settings by their full names, as a recipe has them, and a line on each choice.
+
+    Args:
+        config: with what was `given`, by the names of settings.
+        elapsed: seconds since the command was given.
+    """
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    pictures, run = max(1, len(data.split.train)), config.run
+    epochs = float(run.epochs) if "run.epochs" in given and not run.minutes else 0.0
+    if run.steps:
+        epochs = run.steps * (run.batch or 32) / pictures
+    now = Situation(
+        pictures=pictures,
+        side=usual_side(data.report),
+        depth=data.report.depth,
+        device=kind,
+        pace=pace(device),
+        seconds=max(1.0, TRAINING * (60 * run.minutes - elapsed - START[kind])) if run.minutes else 0.0,
+        epochs=epochs,
+        model="" if config.model.name == "auto" else config.model.name,
+        size=config.augment.img_size,
+        weights=bool(config.model.init),
+        given=given,
+    )
+    return task_class(data.report.task).choices.auto(now, data.report)
+
+
+def fewer_threads(config: Config, device: torch.device) -> int:
+    """Threads for a machine that another job uses, too; 0 where the usual number is the fastest, or was asked for."""
+    asked = config.run.threads or "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() == 1
+    if asked or device.type != "cpu":
+        return 0
+    threads = choose_threads()
+    return threads if threads < torch.get_num_threads() else 0

@@ -1,0 +1,265 @@
+"""The recipe `auto`: what a run does where nobody says, from its pictures, its model and the time it has.
+
+One rule for all data, printed by `weft recipes auto`. It begins with how many pictures the run can see: its time, times
+what the machine trains on in a second. The sources are docs/training.md's.
+
+Model and size    The row of weft/catalog/measured.json that reaches most after so many pictures. A model that was
+                  asked for gets the largest size, up to its own, at which it can see 6,400 pictures.
+Length            Epochs that were asked for, or what fits --minutes; else about 20 minutes of a CPU, 10 of a GPU,
+                  and 10 to 300 epochs.
+Batch             About 400 steps, of 8 to 32 pictures on a CPU and 32 to 256 on a GPU: fewer steps learn too little,
+                  and larger batches compute hardly faster.
+Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3; half of it for
+                  models without a convolutional trunk. Short runs want high rates.
+Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
+Augmentation      Crops and flips. Erasing from 20 epochs on. RandAugment from 80 on (magnitude 6), stronger from
+                  200 on (9): a run that sees a picture ten times has no time for its disguises.
+Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on, and none in the
+                  last third of the run: what is learnt last is whole pictures.
+Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always.
+From weights      A tenth of the rate, falling by 0.75 from layer to layer, light augmentation, at most 30 epochs:
+                  see `finetune_settings`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from weft.catalog.measured import PHOTO, SMALL, Measured, best, measured, usual_speed
+
+Settings = dict[str, Any]
+
+USUAL_SECONDS = {"cpu": 20 * 60.0, "cuda": 10 * 60.0}  # of a run, where nobody said
+EPOCHS = (10, 300)  # ... and what it has then
+SMALL_SIDE = 64  # of pictures that are taken as they are
+LEAST_SEEN = 6_400  # pictures below which hardly anything is learnt
+SIZES = (224, 192, 160, 128, 96, 64)
+STEPS = 400
+BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
+MIXES, MIXES_MORE = 80, 200  # epochs
+WHOLE_AT_LAST = 1 / 3  # of a run that mixes
+CONVOLUTIONAL = ("vt_resnet", "resnet", "convnext", "efficientnet", "regnet")  # trunks that take twice the rate
+TUNED = 30  # epochs from weights, at most
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a run has: pictures, a machine, time, and what was said."""
+
+    pictures: int  # that train
+    side: int  # the short one of a usual picture
+    depth: int  # bits of a channel
+    device: str  # cpu or cuda
+    pace: float  # times as fast as the machine of the table
+    seconds: float  # for training; 0: nobody said
+    epochs: float  # that were asked for; 0: nobody did
+    model: str  # that was asked for; "" where none was
+    size: int  # likewise, or 0
+    weights: bool  # whether it begins with trained ones
+    given: Collection[str]  # settings that somebody gave
+
+    @property
+    def time(self) -> float:
+        return self.seconds or USUAL_SECONDS[self.device]
+
+    def seen(self, speed: float) -> float:
+        """Pictures that a run sees which trains on so many a second; with repetition."""
+        if self.epochs:
+            return self.epochs * self.pictures
+        seen = self.time * speed
+        if self.seconds:
+            return seen
+        return min(max(seen, EPOCHS[0] * self.pictures), EPOCHS[1] * self.pictures)
+
+
+def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
+    """The settings of a classifier, and why: model, size and everything that depends on the length."""
+    chosen, speed, why = _choose(now)
+    seen = now.seen(speed)
+    epochs = seen / now.pictures
+    batch = _batch(now.device, seen)
+    settings = {**chosen, "run.batch": batch}
+    if not now.epochs:
+        settings["run.epochs"] = max(1, round(epochs))
+    model = chosen.get("model.name", now.model)
+    settings |= finetune_settings(epochs) if now.weights else scratch_settings(epochs, model)
+    settings["run.val_epochs"] = _validated(epochs)
+    if now.depth != 8:
+        settings.pop("augment.policy", None)  # its operations are for bytes
+    return settings, why + _reasons(now, settings, epochs, speed)
+
+
+def scratch_settings(epochs: float, model: str) -> Settings:
+    """How strongly a run of so many epochs is augmented and driven that begins at random."""
+    rate = next((rate for most, rate in ((15, 4e-3), (40, 3e-3), (200, 2e-3)) if epochs < most), 1e-3)
+    settings = _schedule(rate if model.startswith(CONVOLUTIONAL) else rate / 2, epochs)
+    settings |= {"augment.scale": [0.35, 1.0], "loss.smoothing": 0.1}
+    if epochs >= 20:
+        settings["augment.erase"] = 0.25
+    if epochs < MIXES:
+        return settings | {"model.drop_path": 0.0}
+    strong = epochs >= MIXES_MORE
+    return settings | {
+        "augment.scale": [0.25, 1.0],
+        "augment.policy": f"rand-m{9 if strong else 6}-mstd0.5-inc1",
+        "augment.mixup": 0.2,
+        "augment.cutmix": 1.0,
+        "augment.mix_prob": 0.8 if strong else 0.5,
+        "augment.mix_until": round(1 - WHOLE_AT_LAST, 3),
+    }
+
+
+def finetune_settings(epochs: float) -> Settings:
+    """How trained weights are adapted: gently, the first layers least, and no longer than it takes."""
+    return {
+        **_schedule(4e-4, epochs),
+        "optim.layer_decay": 0.75,
+        "augment.scale": [0.35, 1.0],
+        "augment.erase": 0.1 if epochs >= 20 else 0.0,
+        "loss.smoothing": 0.1,
+    }
+
+
+def _schedule(rate: float, epochs: float) -> Settings:
+    return {
+        "optim.name": "adamw",
+        "optim.lr": rate,
+        "optim.weight_decay": 0.05,
+        "optim.clip": 1.0,
+        "optim.schedule": "cosine",
+        "optim.warmup_epochs": round(min(5.0, epochs / 10), 3),
+        "optim.warmup_lr": rate / 100,
+        "optim.min_lr": 1e-6,
+    }
+
+
+def _batch(device: str, seen: float) -> int:
+    least, most = BATCHES[device]
+    batch = least
+    while batch < most and seen / (2 * batch) >= STEPS:
+        batch *= 2
+    return batch
+
+
+# Masks and boxes --------------------------------------------------------------------------------------------------
+
+
+def segment_settings(now: Situation) -> tuple[Settings, list[str]]:
+    """The settings of a model that labels pixels: windows as large as leave time for enough of them."""
+    settings, why = _dense(now, WINDOWS, {"channels": 64, "head_channels": 64})
+    augment = {"rescale": [0.5, 2.0], "class_limit": 0.75, "photometric": 0.5, "flip": 0.5, "interpolation": "bilinear"}
+    return settings | {f"augment.{name}": value for name, value in augment.items()}, why
+
+
+def detect_settings(now: Situation) -> tuple[Settings, list[str]]:
+    """The settings of a detector: pictures as large as leave time for enough of them."""
+    head = {"channels": 64, "box_width": 256, "proposals": 200, "roi_samples": 64}
+    settings, why = _dense(now, DETECTED, head)
+    augment = {"crop": "random", "rescale": [0.6, 1.5], "photometric": 0.5, "flip": 0.5, "interpolation": "bilinear"}
+    return settings | {f"augment.{name}": value for name, value in augment.items()}, why
+
+
+@dataclass(frozen=True)
+class DenseRule:
+    """What training on masks or boxes costs and needs, on the machines of the table."""
+
+    seconds: dict[str, tuple[float, float]]  # by device, of a picture: in any case, and for each of its pixels
+    least: int  # pictures below which little is learnt
+    sizes: tuple[int, ...]  # sides, largest first
+    batch: int  # on a CPU; a GPU takes four times as many
+    rate: float  # for a convolutional trunk
+
+
+WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, (512, 384, 320, 256, 192, 128, 96, 64), 8, 2e-3)
+DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, (800, 640, 512, 384, 256, 192, 128), 4, 1e-3)
+CPU_BACKBONE = {"model.name": "vt_resnet_nano", "model.args.stem_stride": 4}  # the fastest at a stride of 4
+
+
+def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Settings, list[str]]:
+    each, pixel = rule.seconds[now.device]
+    size = now.size or next(
+        (s for s in rule.sizes if s <= max(now.side, 64) and _speed(now, each, pixel, s) * now.time >= rule.least),
+        min(rule.sizes[-1], now.side),
+    )
+    speed = _speed(now, each, pixel, size)
+    seen = now.seen(speed)
+    epochs = seen / now.pictures
+    on_cpu = now.device == "cpu"
+    settings: Settings = {} if now.model or not on_cpu else dict(CPU_BACKBONE)
+    if on_cpu:
+        settings |= {f"model.head_args.{name}": value for name, value in small_head.items()}
+    model = now.model or settings.get("model.name", "")
+    rate = (rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4) / (4 if now.weights else 1)
+    batch = rule.batch if on_cpu else 4 * rule.batch
+    average = round(max(0.9, 1 - 25 * batch / seen), 4)
+    settings |= {**_schedule(rate, epochs), "augment.img_size": size, "run.batch": batch, "run.ema": average}
+    if epochs < MIXES:
+        settings["model.drop_path"] = 0.0
+    if not now.epochs:
+        settings["run.epochs"] = max(1, round(epochs))
+    settings["run.val_epochs"] = _validated(epochs)
+    why = [f"recipe auto: {epochs:.3g} epochs of {now.pictures:,} pictures, at {size} pixels to see enough of them"]
+    return settings, why
+
+
+def _speed(now: Situation, each: float, pixel: float, size: int) -> float:
+    return now.pace / (each + pixel * size**2)
+
+
+def _validated(epochs: float) -> int:
+    """Epochs from one validation to the next: some thirty in a run."""
+    return max(1, round(epochs / 30))
+
+
+# Model and size --------------------------------------------------------------------------------------------------
+
+
+def _choose(now: Situation) -> tuple[Settings, float, list[str]]:
+    """Settings of the model and its size, pictures a second on this machine, and the reason."""
+    kind = SMALL if now.side <= SMALL_SIDE else PHOTO
+    rows = [row for row in measured() if row.kind == kind and _fits(row, now)]
+    seen = now.epochs * now.pictures
+    row = None if now.weights else best(rows, now.device, now.pace, now.time, seen)
+    if row is None:
+        return _size_of_other(now)
+    size = min(now.side, row.size) if kind == SMALL else row.size
+    chosen: Settings = {} if now.model else {"model.name": row.model}
+    chosen |= {f"model.args.{name}": value for name, value in row.args.items()}
+    if kind == PHOTO and not now.size:
+        chosen["augment.img_size"] = size
+    speed = now.pace * row.speed[now.device] * (row.size / size) ** 2
+    reached = row.reached(now.seen(speed))
+    why = f"it reached {reached:.0%} of {row.data} after as many pictures, the most of what was measured"
+    return chosen, speed, [f"model {row.model}: {why}"] if not now.model else []
+
+
+def _fits(row: Measured, now: Situation) -> bool:
+    return (not now.model or row.model == now.model) and (not now.size or row.size == now.size)
+
+
+def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
+    """The largest size at which a model that was not measured sees enough pictures in its time."""
+    if not now.model:
+        raise AssertionError("without weights some row of the table always fits")
+    own = now.size or 224
+    speed = usual_speed(now.model, own, now.device) or usual_speed("vt_resnet18", own, now.device) or 1.0
+    speed *= now.pace
+    if now.size or now.side <= SMALL_SIDE:
+        return {}, speed, []
+    for size in (size for size in SIZES if size <= max(own, SIZES[-1])):
+        if now.time * speed * (own / size) ** 2 >= LEAST_SEEN or size == SIZES[-1]:
+            break
+    if size == own:
+        return {}, speed, []
+    told = f"img_size {size}: at {own} pixels {now.model} would see too few pictures in the time there is"
+    return {"augment.img_size": size}, speed * (own / size) ** 2, [told]
+
+
+def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) -> list[str]:
+    strength = "light augmentation" if epochs < MIXES else "strong augmentation, mixing until the last third"
+    start = "weights to start from" if now.weights else "from scratch"
+    why = [f"recipe auto: {start}, {epochs:.3g} epochs of {now.pictures:,} pictures: {strength}"]
+    if not (now.epochs or now.seconds):
+        minutes = epochs * now.pictures / speed / 60
+        why.append(f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here; --minutes or --epochs say otherwise")
+    return why
