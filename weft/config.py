@@ -83,7 +83,8 @@ class ModelConfig:
     head_args: dict[str, Any] = key({}, "arguments of the head, such as {channels: 128}; --model.head_args.KEY VALUE")
     args: dict[str, Any] = key({}, "arguments of the model, such as {ce_unit: dense}; --model.args.KEY VALUE")
     init: str = key(
-        "", "weights to start from: a run or model folder, a checkpoint file, `pretrained`, `host`, or host:NAME or FILE"
+        "",
+        "weights to start from: a run or model folder, a checkpoint file, `pretrained`, `host`, or host:NAME or FILE",
     )
     drop_path: float | None = key(None, "stochastic depth; none: the model's default", least=0, below=1)
     drop: float = key(0.0, "dropout before the classifier", least=0, below=1)
@@ -125,7 +126,9 @@ class AugmentConfig:
     mixup: float = key(0.0, "alpha of mixup; 0: off", least=0)
     cutmix: float = key(0.0, "alpha of cutmix; 0: off", least=0)
     mix_prob: float = key(1.0, "part of the batches that are mixed", least=0, most=1)
-    mix_until: float = key(1.0, "part of the run in which batches are mixed; what is left sees whole pictures", least=0, most=1)
+    mix_until: float = key(
+        1.0, "part of the run in which batches are mixed; what is left sees whole pictures", least=0, most=1
+    )
     switch_prob: float = key(0.5, "part of the mixed batches that get cutmix where both are on", least=0, most=1)
     repeats: int = key(1, "repeated augmentation: draws of one picture in an epoch of unchanged length", least=1)
     interpolation: Interpolation = key("bicubic", "of training pictures; evaluation uses bicubic where this is random")

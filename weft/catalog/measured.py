@@ -1,7 +1,7 @@
 """What models reach in a time, as it was measured: read by whoever chooses a model for a run.
 
-measured.json is written by benchmarks/choices.py, from trainings by `weft train`. A row is a model at a size of pictures:
-how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows on a machine
+measured.json is written by benchmarks/choices.py, from trainings by `weft train`. A row is a model at a size of
+pictures: how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows on a machine
 is then a matter of reading: pictures that it can see, and the accuracy that goes with them.
 """
 
@@ -64,6 +64,13 @@ def best(rows: Iterable[Measured], device: str, pace: float, seconds: float, see
     in_time = [row for row in timed if seen <= seconds * pace * row.speed[device]]
     fastest = sorted(timed, key=lambda row: -row.speed[device])[:1]
     return max(in_time or fastest, key=lambda row: row.reached(seen), default=None)
+
+
+def errors_left(kind: str, seen: float, times: float) -> float | None:
+    """The part of the errors that is left when `times` as many pictures are seen; None where that was not measured."""
+    rows = [row for row in measured() if row.kind == kind and row.curve[0][0] <= seen <= row.curve[-1][0] / times]
+    parts = [(1 - row.reached(times * seen)) / (1 - row.reached(seen)) for row in rows]
+    return sum(parts) / len(parts) if parts else None
 
 
 def usual_speed(model: str, size: int, device: str) -> float | None:

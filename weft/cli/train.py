@@ -57,9 +57,10 @@ def train(
     task
         classify, segment or detect; by default what the data are for.
     recipe
-        A name of `weft recipes`, or a YAML file; by default chosen from the data.
+        A name of `weft recipes`, or a YAML file; by default `auto`, which fits pictures, machine and time.
     init
-        Start from these weights: a run or model folder, a checkpoint file, or `pretrained`.
+        Start from these weights: `pretrained` (published for the model), `host` (of the network it was built on),
+        host:NAME or host:FILE, a run or model folder, or a checkpoint file.
     epochs
         Passes over the training pictures.
     minutes
@@ -192,10 +193,10 @@ def recipes(name: str = "", /) -> None:
     name
         A recipe such as cvt-imagenet, or a YAML file. Without it, all recipes with one line each.
     """
-    from weft.run.recipes import recipe_file, recipe_names
+    from weft.run.recipes import recipe_names, recipe_text
 
     if name:
-        print(recipe_file(name).read_text(encoding="utf-8"), end="")
+        print(recipe_text(name), end="")
     else:
         print_columns([[name, line] for name, line in recipe_names()])
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import platform
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -63,13 +63,15 @@ class RunReport:
         return History.of(self.rows)
 
 
-def write_report(run: RunReport, page: Callable[[RunReport], tuple[str, dict[str, Any]]]) -> Path:
+def write_report(
+    run: RunReport, page: Callable[[RunReport], tuple[str, dict[str, Any]]], outlook: Sequence[str] = ()
+) -> Path:
     """Writes report.html, one file that needs no other, into the run's folder and returns its path.
 
-    `page` gives the template, and what it needs beside what all pages have.
+    `page` gives the template, and what it needs beside what all pages have; `outlook`: sentences behind the verdict.
     """
     template, values = page(run)
-    write_text(run.folder / "report.html", render(template, **_common_values(run), **values))
+    write_text(run.folder / "report.html", render(template, **_common_values(run), outlook=outlook, **values))
     return run.folder / "report.html"
 
 

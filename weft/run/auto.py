@@ -13,7 +13,6 @@ from weft.tasks.choose import usual_side
 from weft.tasks.policy import Situation
 from weft.tasks.registry import task_class
 
-AUTO = "auto"
 START = {"cpu": 4.0, "cuda": 12.0}  # seconds until the first step, from where this is asked
 TRAINING = 0.85  # of the time that is left then; the rest goes into trials, validation and the report
 

@@ -19,10 +19,10 @@ from weft.models.base import HybridModel
 from weft.models.registry import takes, takes_size
 from weft.models.weights.convert import load_weights
 from weft.models.weights.folder import write_model
+from weft.models.weights.host import load_host
 from weft.models.weights.layouts import filter_published
+from weft.run.initial import PRETRAINED, create_pretrained, host_weights, is_host
 from weft.tasks.registry import task_class
-
-PRETRAINED = "pretrained"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
     args = model_args(config.model, size if alone else (config.augment.img_size, config.augment.img_size))
     if alone:
         model = create(name, args, len(classes), channels, init == PRETRAINED)
-        changed = load_init(model, load_weights(init), init) if init and init != PRETRAINED else []
+        changed = _begin_with(model, init, name)
         return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
     args = {**any_size(name), **args}
     backbone = create(name, args, 0, channels, init == PRETRAINED)
-    weights = load_weights(init) if init and init != PRETRAINED else {}
+    weights = load_weights(init) if init and init != PRETRAINED and not is_host(init) else {}
     is_dense = any(key.startswith("backbone.") for key in weights)
-    changed = load_init(backbone, weights, init) if weights and not is_dense else []
+    changed = [] if is_dense else _begin_with(backbone, init, name, weights)
     spec = DenseSpec(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
     model = build_dense(spec, config, backbone)
     if is_dense:
@@ -67,16 +67,13 @@ def model_args(config: ModelConfig, size: tuple[int, int]) -> dict[str, Any]:
 
 def create(name: str, args: dict[str, Any], classes: int | None, channels: int | None, pretrained: bool) -> nn.Module:
     """timm's model of this name, for so many classes and channels; None: as many as it was published with."""
+    make = create_pretrained if pretrained else timm.create_model
     try:
-        return timm.create_model(name, pretrained, num_classes=classes, in_chans=channels, **args)
+        return make(name, num_classes=classes, in_chans=channels, **args)
     except WeftError:
         raise
     except TypeError as error:
         raise WeftError(f"{name} does not take these arguments: {error}") from None
-    except Exception as error:  # whatever a download or a cache raises
-        if not pretrained:
-            raise
-        raise WeftError(f"No pretrained weights of {name} can be had: {_first_line(error)}") from error
 
 
 def _write(
@@ -106,6 +103,18 @@ def _write_dense(
 
 
 # Weights to start from ------------------------------------------------------------------------------------------
+
+
+def _begin_with(model: nn.Module, init: str, name: str, weights: dict[str, Tensor] | None = None) -> list[str]:
+    """Gives a model the weights that `init` names, if any, which may have been read already; a line on what is new."""
+    if is_host(init):
+        stride = getattr(model, "bottleneck_stride", "") or "3x3"
+        new = load_host(model, host_weights(init, name), stride)
+        layers = sorted({".".join(key.split(".")[:2]) for key in new})
+        return [f"{', '.join(layers[:4])}{' and more' * (len(layers) > 4)}, which the host has not: new"]
+    if not init or init == PRETRAINED:
+        return []
+    return load_init(model, weights or load_weights(init), init)
 
 
 def load_init(model: nn.Module, found: dict[str, Tensor], init: str) -> list[str]:
@@ -155,7 +164,3 @@ def _classifier_names(model: nn.Module) -> list[str]:
     cfg: Any = model.pretrained_cfg
     classifier = cfg["classifier"]
     return list(classifier) if isinstance(classifier, tuple | list) else [classifier]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -18,11 +18,12 @@ from weft.data.sources.source import Source
 from weft.data.split import Split, make_split
 from weft.engine.start import RunStart
 from weft.errors import WeftError
-from weft.run.recipes import find_recipe
+from weft.run.recipes import AUTO, find_recipe
 
 if TYPE_CHECKING:
     from weft.engine.device import World
 
+EMBEDDED = "demo:"  # the beginning of names that are no paths
 IMPORT_SECONDS = 5.0  # in which a look that goes on beside the import of torch costs nobody time
 
 
@@ -55,7 +56,7 @@ def looking_early(start: RunStart, given: dict[str, Any], recipe: str, config: s
         with start.phase("listing"):
             asked = {**(read_yaml(config) if config else {}), **given}
             asked |= absolute_paths(override(Config(), asked))
-            data = override(Config(), {**(find_recipe(recipe) if recipe else {}), **asked}).data
+            data = override(Config(), {**(find_recipe(recipe) if recipe not in ("", AUTO) else {}), **asked}).data
             source = open_configured(data)
     except (WeftError, OSError):
         yield None
@@ -128,6 +129,8 @@ def absolute_paths(config: Config) -> dict[str, str]:
 
 def absolute(path: str) -> str:
     """A path, a pattern of shards, or the root in NAME:ROOT; a mere name stays what it is."""
+    if path.startswith(EMBEDDED):
+        return path
     name, colon, root = path.rpartition(":") if not Path(path).exists() else ("", "", path)
     leads_somewhere = Path(root).exists() or ("/" in root and Path(root).parent.exists())
     return f"{name}{colon}{Path(root).absolute()}" if leads_somewhere else path

@@ -5,13 +5,21 @@ from typing import Any
 
 from weft.config import read_yaml
 from weft.errors import WeftError, did_you_mean
+from weft.tasks import policy
 
+AUTO = "auto"
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def recipe_names() -> list[tuple[str, str]]:
     """Every recipe's name, and the first line of its head."""
-    return [(file.stem, _first_line(file)) for file in sorted(FOLDER.glob("*.yaml"))]
+    files = [(file.stem, _first_line(file)) for file in sorted(FOLDER.glob("*.yaml"))]
+    return [(AUTO, "What a run does where nobody says: fitted to pictures, machine and time"), *files]
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as it is shown: its file, or the rule of `auto`."""
+    return f"{policy.__doc__}" if name == AUTO else recipe_file(name).read_text(encoding="utf-8")
 
 
 def find_recipe(name: str) -> dict[str, Any]:
@@ -27,6 +35,8 @@ def decide_length(settings: dict[str, Any]) -> dict[str, Any]:
 def recipe_file(name: str) -> Path:
     """Where a recipe lies: one of Weft's by its name, or any YAML file by its path."""
     names = [name for name, _ in recipe_names()]
+    if name == AUTO:
+        raise WeftError("The recipe auto depends on data, machine and time, and is for `weft train` alone.")
     if name in names:
         return FOLDER / f"{name}.yaml"
     if Path(name).is_file():

@@ -46,6 +46,7 @@ from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
 from weft.fast.swap import fast_on
 from weft.files import write_text
+from weft.report.outlook import outlook
 from weft.report.run import RunReport, write_report
 from weft.report.text import SCORES
 from weft.run.build import make_model
@@ -318,11 +319,14 @@ class RunSession:
             command=self.command,
             predictor=predictor,
         )
-        page = write_report(facts, predictor.task.report)
+        hints = outlook(facts)
+        page = write_report(facts, predictor.task.report, hints)
         name, score = SCORES[self.trainer.task.score], results[self.trainer.task.score]
         said = "undefined" if score is None else f"{score:.2%}"  # where there is no object to find
         kind = "test " if data.split.report_on == "test" else ""
         self.screen.say(f"{name} {said} on {results['n']:,} {kind}pictures; report: {page}")
+        for hint in hints:
+            self.screen.say(hint)
         return results
 
 

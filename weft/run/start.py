@@ -23,10 +23,11 @@ from weft.engine.state import (
 from weft.errors import WeftError, check_writable
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
-from weft.run.auto import AUTO, auto_settings, fewer_threads
+from weft.run.auto import auto_settings, fewer_threads
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, absolute_paths, open_data
-from weft.run.recipes import decide_length, find_recipe
+from weft.run.initial import model_for
+from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
@@ -110,6 +111,8 @@ def least_kept(choices: list[Any]) -> Any:
 def model_of_init(config: Config) -> dict[str, Any]:
     """The model and arguments that a run to start from was trained with, where no model was asked for."""
     file = Path(config.model.init) / "config.json"
+    if by_word := model_for(config.model.init, config.model.name):
+        return by_word
     if config.model.name != "auto" or not config.model.init or not file.is_file():
         return {}
     content = json.loads(file.read_text(encoding="utf-8"))

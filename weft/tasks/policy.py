@@ -39,7 +39,7 @@ BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
 CONVOLUTIONAL = ("vt_resnet", "resnet", "convnext", "efficientnet", "regnet")  # trunks that take twice the rate
-TUNED = 30  # epochs from weights, at most
+FEW = 50_000  # pictures below which trained weights are worth far more than time
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,8 @@ def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     speed *= now.pace
     if now.size or now.side <= SMALL_SIDE:
         return {}, speed, []
-    for size in (size for size in SIZES if size <= max(own, SIZES[-1])):
-        if now.time * speed * (own / size) ** 2 >= LEAST_SEEN or size == SIZES[-1]:
-            break
+    seen = {size: now.time * speed * (own / size) ** 2 for size in SIZES if size <= own}
+    size = next((size for size in seen if seen[size] >= LEAST_SEEN), SIZES[-1])
     if size == own:
         return {}, speed, []
     told = f"img_size {size}: at {own} pixels {now.model} would see too few pictures in the time there is"
@@ -261,5 +260,11 @@ def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) ->
     why = [f"recipe auto: {start}, {epochs:.3g} epochs of {now.pictures:,} pictures: {strength}"]
     if not (now.epochs or now.seconds):
         minutes = epochs * now.pictures / speed / 60
-        why.append(f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here; --minutes or --epochs say otherwise")
+        told = f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here"
+        why.append(f"{told}; --minutes or --epochs say otherwise")
+    if not now.weights and now.side > SMALL_SIDE and now.pictures < FEW:
+        why.append(
+            "from scratch: --init pretrained downloads 80 MB once and usually brings far more"
+            f" from {now.pictures:,} pictures"
+        )
     return why

@@ -130,6 +130,7 @@ class ClassifyEvaluation:
             "balanced_accuracy": mean_over(np.array([row["recall"] for row in per_class]), counts[0] > 0),
             "f1_macro": self._f1_macro(per_class, counts),
             "per_class": per_class,
+            "commonest": self._commonest(counts[0]),
             "confusion": self._confusion(),
             "confused_pairs": [{"truth": p.truth, "said": p.said, "n": p.n} for p in self.confused_pairs(PAIRS)],
             "ece": calibration_error(bins),
@@ -138,6 +139,12 @@ class ClassifyEvaluation:
             "ece_after_temperature": calibration_error(bins_after),
             "reliability": bins,
         }
+
+    def _commonest(self, counts: np.ndarray) -> dict[str, Any]:
+        """What is right as often as its class occurs, said always; and how often guesses by the classes' shares are."""
+        shares, most = counts / max(1, counts.sum()), int(counts.argmax())
+        guessed = float((shares**2).sum())
+        return {"name": self.classes[most], "share": float(shares[most]), "guessed_by_share": guessed}
 
     @property
     def _said(self) -> np.ndarray:
