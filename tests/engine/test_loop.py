@@ -130,10 +130,10 @@ def test_run_stops_when_nan_comes_again_and_again(monkeypatch, pictures, tmp_pat
 def test_weights_that_are_not_finite_are_never_the_best(monkeypatch, pictures, tmp_path):
     original = Trainer.evaluate
 
-    def evaluate(self):
+    def evaluate(self, model):
         if self.progress.validated == 1:
             next(iter(self.model.parameters())).data[0] = torch.nan
-        return {**original(self), "top1": float(self.progress.validated)}
+        return {**original(self, model), "top1": float(self.progress.validated)}
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
     with pytest.raises(WeftError, match="no longer finite"):
@@ -219,10 +219,10 @@ def test_signal_saves_and_says_how_to_go_on(monkeypatch, capsys, pictures, tmp_p
     with monkeypatch.context() as patch:
         original, calls = getattr(Trainer, moment), iter(range(100))
 
-        def interrupted(self):
+        def interrupted(self, *args):
             if next(calls) == 1:
                 signal.raise_signal(number)
-            return original(self)
+            return original(self, *args)
 
         patch.setattr(Trainer, moment, interrupted)
         run = tiny_run(pictures, tmp_path / "run", **EVERYTHING_RANDOM, quiet=False)
@@ -397,7 +397,7 @@ def test_time_budget_sets_the_number_of_epochs(monkeypatch, pictures, tmp_path):
 
 
 def test_patience_stops_early(monkeypatch, pictures, tmp_path):
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: {"loss": 1.0, "top1": 0.5})
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, model: {"loss": 1.0, "top1": 0.5})
     run = tiny_run(pictures, tmp_path / "run", epochs=9, patience=2).folder
     assert read_header(run)["progress"].validated == 3
     assert any("no better validation" in text for text in events(run))

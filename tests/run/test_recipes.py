@@ -421,7 +421,7 @@ def test_page_names_every_recipe():
 
 def test_command_lists_recipes():
     lines = run("recipes").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
+    assert [line.split()[0] for line in lines] == ["auto", *NAMES]
     assert all(len(line.split()) > 3 for line in lines)
 
 

@@ -1,14 +1,14 @@
-"""What models reach in a time, as it was measured: read by whoever chooses a model for a run.
+"""Accuracies that models reach in a time, as they were measured: read by whoever chooses a model for a run.
 
 measured.json is written by benchmarks/choices.py, from trainings by `weft train`. A row is a model at a size of
-pictures: how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows on a machine
-is then a matter of reading: pictures that it can see, and the accuracy that goes with them.
+pictures: how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows is
+then a matter of reading: pictures that the machine can see in it, and the accuracy that goes with them.
 """
 
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -33,6 +33,11 @@ class Measured:
     curve: list[tuple[float, float]]  # pictures seen, and the accuracy then, in order
     data: str  # what was trained on
     args: dict[str, Any] = field(default_factory=dict)
+
+    def at(self, size: int) -> "Measured":
+        """The same for pictures of another size, as if only their number of pixels mattered."""
+        times = (self.size / size) ** 2
+        return replace(self, size=size, speed={device: times * speed for device, speed in self.speed.items()})
 
     def reached(self, seen: float) -> float:
         """The accuracy after so many pictures: straight lines over their logarithm, none beyond the last."""

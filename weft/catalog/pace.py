@@ -1,4 +1,4 @@
-"""How fast a machine is, next to that of measured.json: from work of a tenth of a second, before there is a model."""
+"""The pace of a machine next to that of measured.json: from work of a tenth of a second, before there is a model."""
 
 import time
 

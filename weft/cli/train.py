@@ -193,12 +193,12 @@ def recipes(name: str = "", /) -> None:
     name
         A recipe such as cvt-imagenet, or a YAML file. Without it, all recipes with one line each.
     """
-    from weft.run.recipes import recipe_names, recipe_text
+    from weft.run.recipes import AUTO, AUTO_LINE, recipe_names, recipe_text
 
     if name:
         print(recipe_text(name), end="")
     else:
-        print_columns([[name, line] for name, line in recipe_names()])
+        print_columns([[AUTO, AUTO_LINE], *([name, line] for name, line in recipe_names())])
 
 
 def keys(filter: str = "", /) -> None:

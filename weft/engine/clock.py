@@ -14,7 +14,7 @@ from weft.engine.training_run import TrainingRun
 PLANNED = 0.975  # of minutes; the rest is for steps that take longer than those before
 MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)  # parts of a run
 WORTH_IT = 0.03  # of the steps that are left: a smaller change is none
-COLLAPSE = 3.0  # times as long as in the stretch before: something has happened to the machine
+COLLAPSE = 3.0  # times as long as steps have taken: something has happened to the machine
 
 
 class Clock:
@@ -22,7 +22,8 @@ class Clock:
 
     def __init__(self, run: TrainingRun):
         self.run = run
-        self.step_seconds = 0.0  # of the stretch before; 0: there was none
+        self._fastest = math.inf  # seconds of a step
+        self._told = False
         self._begin_stretch()
 
     def _begin_stretch(self) -> None:
@@ -39,29 +40,32 @@ class Clock:
         self._aside += self.run.progress.validation_seconds
 
     def is_at_mark(self) -> bool:
-        return bool(self.run.config.run.minutes) and self.run.progress.step == self._mark
+        progress = self.run.progress
+        return bool(self.run.config.run.minutes) and progress.step == self._mark < progress.total_steps
 
     def plan_again(self) -> bool:
         """Sets the run's length to what its minutes still allow; False where that is what was planned."""
         progress, world = self.run.progress, self.run.world
         seconds = (time.monotonic() - self._began - self._aside) / (progress.step - self._step)
-        before, total = self.step_seconds, progress.total_steps
-        self.step_seconds = seconds
+        self._fastest, total = min(self._fastest, seconds), progress.total_steps
         wanted = world.broadcast(progress.step + self.steps_left(seconds))
         if abs(wanted - total) > WORTH_IT * (total - progress.step):
             progress.stretch *= wanted / total
             progress.total_steps = wanted
         self._begin_stretch()
-        if before and world.broadcast(seconds > COLLAPSE * before):
-            self.run.event(
-                f"steps take {seconds / before:.0f} times as long as before: another job seems to use this machine."
-                + " Fewer threads wait less for each other: --run.threads 1" * (self.run.world.device.type == "cpu")
-            )
+        if not self._told and world.broadcast(seconds > COLLAPSE * self._fastest):
+            self._tell(seconds / self._fastest)
         return progress.total_steps != total
 
+    def _tell(self, times: float) -> None:
+        self._told = True
+        told = f"steps take {times:.0f} times as long as before: another job seems to use this machine."
+        on_cpu = self.run.world.device.type == "cpu"
+        self.run.event(told + " Fewer threads wait less for each other: --run.threads 1" * on_cpu)
+
     def steps_left(self, seconds: float) -> int:
-        """Steps of so many seconds each, at least one, for which there is time, with validations and the end."""
+        """Steps of so many seconds each for which there is time, with validations and the end."""
         progress, config = self.run.progress, self.run.config.run
         validation, per_epoch = progress.validation_seconds, self.run.plan.steps_per_epoch * config.val_epochs
         left = PLANNED * 60 * config.minutes - self.run.elapsed() - progress.closing_seconds - validation
-        return max(1, int(left / (seconds + validation / per_epoch)))
+        return max(0, int(left / (seconds + validation / per_epoch)))

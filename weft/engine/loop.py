@@ -368,9 +368,9 @@ class Trainer:
             self.save()
         else:
             self.read_reports()
-        result, best = self.evaluate(self.run.best_model, epoch) if due else ({}, False)
+        result, best = self.judge(self.run.best_model, epoch) if due else ({}, False)
         if last and self.run.best_model is not self.run.model and len(self.run.split.val):  # perhaps these are better
-            raw, raw_best = self.evaluate(self.run.model, epoch)
+            raw, raw_best = self.judge(self.run.model, epoch)
             result |= {f"raw_{key}": value for key, value in raw.items()}
             best |= raw_best
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
@@ -387,19 +387,20 @@ class Trainer:
         if due or time.monotonic() - self.run.saved_at > SAVED_SECONDS:
             self.save()
 
-    def evaluate(self, model: nn.Module, epoch: int) -> tuple[dict[str, float], bool]:
-        """Metrics of `model` on the validation pictures, none where there are none; whether it is the best so far.
-
-        The best one is written down.
-        """
+    def judge(self, model: nn.Module, epoch: int) -> tuple[dict[str, float], bool]:
+        """Metrics of `model`, and whether it is the best so far; then it is written down."""
         with self.clock.validating():
-            result = evaluate(self.run, self.infer, model)
+            result = self.evaluate(model)
         score, loss = result.get(self.task.score), result.get("loss")
         best = self.progress.is_better(score, loss) and is_finite(model)
         if best:
             self.progress.best, self.progress.best_loss, self.progress.best_epoch = score, loss, epoch
             write_best(self.run, model)
         return result, best
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics on the validation pictures; nothing where there are none."""
+        return evaluate(self.run, self.infer, model)
 
     def infer(self, model: nn.Module, pictures: Any) -> Any:
         """The task's answers; recordings of training make room where memory does not suffice."""

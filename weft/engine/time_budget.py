@@ -37,7 +37,7 @@ def fit_into_time(trainer: Trainer) -> None:
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
     trainer.discard_reports()
     trainer.progress.validation_seconds, trainer.progress.closing_seconds = validation, closing
-    steps = trainer.world.broadcast(trainer.clock.steps_left(step))
+    steps = trainer.world.broadcast(max(1, trainer.clock.steps_left(step)))
     trainer.progress.total_steps, trainer.progress.stretch = steps, steps / planned
     epochs = steps / steps_per_epoch
     fitting = f"{epochs:.3g} epoch" + "s" * (epochs > 1) if epochs >= 1 else f"{steps} of {steps_per_epoch} steps"

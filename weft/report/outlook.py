@@ -1,4 +1,4 @@
-"""How good is good, and would more time help: sentences on a run's result, for its page and for the terminal."""
+"""Sentences on a run's result, for its page and for the terminal: how good is good, and would more time help."""
 
 from weft.catalog.measured import PHOTO, SMALL, errors_left
 from weft.report.run import RunReport
@@ -10,7 +10,7 @@ WORTH_TELLING = 0.005  # of accuracy
 
 
 def outlook(run: RunReport) -> list[str]:
-    """What a simple answer would reach, whether the training was enough to judge by, and what more of it may bring."""
+    """Tells what a simple answer would reach, whether the training was enough to judge by, and what more of it may bring."""
     metrics, told = run.metrics, []
     common, top1 = metrics.get("commonest"), metrics.get("top1")
     epochs = max((row["epoch"] for row in run.history.steps), default=0.0)
@@ -25,7 +25,7 @@ def outlook(run: RunReport) -> list[str]:
 
 
 def more_time(run: RunReport, top1: float | None) -> list[str]:
-    """What a run four times as long would likely reach, where trainings that were measured tell."""
+    """Guesses what a run four times as long would likely reach, where trainings that were measured tell."""
     steps = max((row["step"] for row in run.history.steps), default=0)
     if top1 is None or not steps or run.config.model.init:
         return []

@@ -7,14 +7,13 @@ from weft.config import read_yaml
 from weft.errors import WeftError, did_you_mean
 from weft.tasks import policy
 
-AUTO = "auto"
+AUTO, AUTO_LINE = "auto", "What a run does where nobody says: fitted to pictures, machine and time"
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def recipe_names() -> list[tuple[str, str]]:
     """Every recipe's name, and the first line of its head."""
-    files = [(file.stem, _first_line(file)) for file in sorted(FOLDER.glob("*.yaml"))]
-    return [(AUTO, "What a run does where nobody says: fitted to pictures, machine and time"), *files]
+    return [(file.stem, _first_line(file)) for file in sorted(FOLDER.glob("*.yaml"))]
 
 
 def recipe_text(name: str) -> str:

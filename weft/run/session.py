@@ -321,12 +321,12 @@ class RunSession:
         )
         hints = outlook(facts)
         page = write_report(facts, predictor.task.report, hints)
+        for hint in hints:
+            self.screen.say(hint)
         name, score = SCORES[self.trainer.task.score], results[self.trainer.task.score]
         said = "undefined" if score is None else f"{score:.2%}"  # where there is no object to find
         kind = "test " if data.split.report_on == "test" else ""
         self.screen.say(f"{name} {said} on {results['n']:,} {kind}pictures; report: {page}")
-        for hint in hints:
-            self.screen.say(hint)
         return results
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,13 @@ def start_run(
         say = Screen(quiet or not world.is_main).say
         with start.phase("check"):
             data = open_data(first, world, say, early)
-        if threads := world.on_main(lambda: fewer_threads(first, world.device)):
-            torch.set_num_threads(threads)
-            given = {**given, "run.threads": threads}
-            say(f"run.threads {threads}: more would wait for each other; another job seems to use this machine")
+        threads, elapsed = choose_threads(first, world, say), start.seconds()
         if recipe in ("", AUTO) and not config:
-            asked, elapsed = {*given}, start.seconds()
-            rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
+            rule, why = world.on_main(lambda: auto_settings(first, {*given}, data, world.device, elapsed))
             settings = {**rule, **given}
             for line in why:
                 say(line)
+        settings |= threads
         full = stretch(override(Config(), settings), set(file) | set(given), named)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         full = replace(full, data=replace(full.data, keep=least_kept(world.all_gather(full.data.keep))))
@@ -101,6 +99,16 @@ def start_run(
             session = RunSession(folder, full, world, data, preprocessing, quiet, start)
             session.prepare_new()
             return session.train()
+
+
+def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> dict[str, Any]:
+    """The setting of fewer threads than usual, where these compute faster; this process uses them from now on."""
+    threads = world.on_main(lambda: fewer_threads(config, world.device))
+    if not threads:
+        return {}
+    torch.set_num_threads(threads)
+    say(f"run.threads {threads}: more would wait for each other; another job seems to use this machine")
+    return {"run.threads": threads}
 
 
 def least_kept(choices: list[Any]) -> Any:

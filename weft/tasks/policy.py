@@ -44,7 +44,7 @@ FEW = 50_000  # pictures below which trained weights are worth far more than tim
 
 @dataclass(frozen=True)
 class Situation:
-    """What a run has: pictures, a machine, time, and what was said."""
+    """The situation of a run: pictures, a machine, time, and what was said."""
 
     pictures: int  # that train
     side: int  # the short one of a usual picture
@@ -90,7 +90,7 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
 
 
 def scratch_settings(epochs: float, model: str) -> Settings:
-    """How strongly a run of so many epochs is augmented and driven that begins at random."""
+    """Decides how strongly a run of so many epochs is augmented and driven that begins at random."""
     rate = next((rate for most, rate in ((15, 4e-3), (40, 3e-3), (200, 2e-3)) if epochs < most), 1e-3)
     settings = _schedule(rate if model.startswith(CONVOLUTIONAL) else rate / 2, epochs)
     settings |= {"augment.scale": [0.35, 1.0], "loss.smoothing": 0.1}
@@ -110,7 +110,7 @@ def scratch_settings(epochs: float, model: str) -> Settings:
 
 
 def finetune_settings(epochs: float) -> Settings:
-    """How trained weights are adapted: gently, the first layers least, and no longer than it takes."""
+    """Decides how trained weights are adapted: gently, the first layers least, and no longer than it takes."""
     return {
         **_schedule(4e-4, epochs),
         "optim.layer_decay": 0.75,
@@ -161,7 +161,7 @@ def detect_settings(now: Situation) -> tuple[Settings, list[str]]:
 
 @dataclass(frozen=True)
 class DenseRule:
-    """What training on masks or boxes costs and needs, on the machines of the table."""
+    """The costs and needs of training on masks or boxes, on the machines of the table."""
 
     seconds: dict[str, tuple[float, float]]  # by device, of a picture: in any case, and for each of its pixels
     least: int  # pictures below which little is learnt
@@ -172,7 +172,7 @@ class DenseRule:
 
 WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, (512, 384, 320, 256, 192, 128, 96, 64), 8, 2e-3)
 DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, (800, 640, 512, 384, 256, 192, 128), 4, 1e-3)
-CPU_BACKBONE = {"model.name": "vt_resnet_nano", "model.args.stem_stride": 4}  # the fastest at a stride of 4
+CPU_BACKBONE = "vt_resnet_nano", {"stem_stride": 2}  # under a head: measured next to cetnet_nano, cvt_nano, ResNet-18
 
 
 def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Settings, list[str]]:
@@ -185,13 +185,16 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     seen = now.seen(speed)
     epochs = seen / now.pictures
     on_cpu = now.device == "cpu"
-    settings: Settings = {} if now.model or not on_cpu else dict(CPU_BACKBONE)
+    settings: Settings = {}
+    if on_cpu and not now.model:
+        name, args = CPU_BACKBONE
+        settings |= {"model.name": name, **{f"model.args.{key}": value for key, value in args.items()}}
     if on_cpu:
         settings |= {f"model.head_args.{name}": value for name, value in small_head.items()}
     model = now.model or settings.get("model.name", "")
     rate = (rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4) / (4 if now.weights else 1)
     batch = rule.batch if on_cpu else 4 * rule.batch
-    average = round(max(0.9, 1 - 25 * batch / seen), 4)
+    average = min(max(0.9, round(1 - 25 * batch / seen, 4)), 0.9999)
     settings |= {**_schedule(rate, epochs), "augment.img_size": size, "run.batch": batch, "run.ema": average}
     if epochs < MIXES:
         settings["model.drop_path"] = 0.0
@@ -211,36 +214,37 @@ def _validated(epochs: float) -> int:
     return max(1, round(epochs / 30))
 
 
+def usual_model(device: str, side: int) -> Measured:
+    """The row of the table that is best where a recipe was named and a model was not."""
+    kind = SMALL if side <= SMALL_SIDE else PHOTO
+    row = best((row for row in measured() if row.kind == kind), device, 1.0, USUAL_SECONDS[device])
+    assert row is not None, "each kind of pictures was measured on each kind of device"
+    return row
+
+
 # Model and size --------------------------------------------------------------------------------------------------
 
 
 def _choose(now: Situation) -> tuple[Settings, float, list[str]]:
     """Settings of the model and its size, pictures a second on this machine, and the reason."""
     kind = SMALL if now.side <= SMALL_SIDE else PHOTO
-    rows = [row for row in measured() if row.kind == kind and _fits(row, now)]
-    seen = now.epochs * now.pictures
-    row = None if now.weights else best(rows, now.device, now.pace, now.time, seen)
-    if row is None:
+    rows = [row for row in measured() if row.kind == kind and now.model in ("", row.model)]
+    rows = [row.at(now.size or (min(now.side, row.size) if kind == SMALL else row.size)) for row in rows]
+    row = best(rows, now.device, now.pace, now.time, now.epochs * now.pictures)
+    if row is None or (now.weights and now.model):
         return _size_of_other(now)
-    size = min(now.side, row.size) if kind == SMALL else row.size
     chosen: Settings = {} if now.model else {"model.name": row.model}
     chosen |= {f"model.args.{name}": value for name, value in row.args.items()}
     if kind == PHOTO and not now.size:
-        chosen["augment.img_size"] = size
-    speed = now.pace * row.speed[now.device] * (row.size / size) ** 2
+        chosen["augment.img_size"] = row.size
+    speed = now.pace * row.speed[now.device]
     reached = row.reached(now.seen(speed))
     why = f"it reached {reached:.0%} of {row.data} after as many pictures, the most of what was measured"
     return chosen, speed, [f"model {row.model}: {why}"] if not now.model else []
 
 
-def _fits(row: Measured, now: Situation) -> bool:
-    return (not now.model or row.model == now.model) and (not now.size or row.size == now.size)
-
-
 def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     """The largest size at which a model that was not measured sees enough pictures in its time."""
-    if not now.model:
-        raise AssertionError("without weights some row of the table always fits")
     own = now.size or 224
     speed = usual_speed(now.model, own, now.device) or usual_speed("vt_resnet18", own, now.device) or 1.0
     speed *= now.pace

@@ -14,7 +14,7 @@ from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.models.registry import takes
 from weft.tasks.choose import SMALL, check_head, check_loss, default_workers, usual_side
-from weft.tasks.policy import Situation, classify_settings
+from weft.tasks.policy import Situation, classify_settings, usual_model
 
 HEADS = ("linear",)
 FEW = 20_000  # training pictures up to which the small-data recipe is chosen
@@ -48,10 +48,9 @@ def fill(config: Config, given: Collection[str], report: DataReport, device: tor
 def _fill_model(config: Config, side: int, device: torch.device, why: list[str]) -> Config:
     model = config.model
     if model.name == "auto":
-        model = replace(model, name="cvt_nano" if device.type == "cpu" or side <= SMALL else "cvt_13")
-        why.append(
-            f"model {model.name}: " + (f"pictures of {side} pixels" if side <= SMALL else f"for the {device.type}")
-        )
+        row = usual_model("cuda" if device.type == "cuda" else "cpu", side)
+        model = replace(model, name=row.model, args={**row.args, **model.args})
+        why.append(f"model {model.name}: the best on {row.data} that was measured on a {device.type}")
     if model.head == "auto":
         model = replace(model, head=cast(Any, HEADS[0]))
     return replace(config, model=model)

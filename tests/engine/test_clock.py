@@ -1,0 +1,125 @@
+"""Minutes: a run's length is planned again on its way, and of averaged and raw weights the better ones are kept."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.helpers.small_runs import make_pictures, state_of, tiny_run
+from weft.config import Config, override
+from weft.engine.clock import COLLAPSE, MARKS, PLANNED, Clock
+from weft.engine.device import World
+from weft.engine.log import read_rows
+from weft.engine.loop import Trainer
+from weft.engine.state import RunProgress, read_header
+
+
+class Hand:
+    """A clock that a test turns, in place of time.monotonic."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def make_run(minutes: float, total: int, hand: Hand, said: list[str]):
+    began, progress = hand.now, RunProgress(total_steps=total)
+    return SimpleNamespace(
+        config=override(Config(), {"run.minutes": minutes}),
+        world=World(torch.device("cpu")),
+        progress=progress,
+        plan=SimpleNamespace(steps_per_epoch=10),
+        elapsed=lambda: hand.now - began,
+        event=said.append,
+    )
+
+
+def walk(run, hand: Hand, seconds) -> int:
+    """Takes all steps, the n-th in `seconds(n)`, with a validation of half a second after each epoch; counts plans."""
+    clock, plans = Clock(run), 0
+    while run.progress.step < run.progress.total_steps:
+        hand.now += seconds(run.progress.step)
+        run.progress.step += 1
+        if run.progress.step % 10 == 0:
+            with clock.validating():
+                hand.now += 0.5
+        if clock.is_at_mark():
+            plans += clock.plan_again()
+    return plans
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.0, 1.6, 5.0])
+def test_a_run_ends_with_its_minutes_whatever_the_trial_said(monkeypatch, factor):
+    """Steps take `factor` of a second where the plan of 240 steps was made for one second each."""
+    hand = Hand(monkeypatch)
+    run = make_run(minutes=5, total=240, hand=hand, said=[])
+    run.progress.closing_seconds = 3.0
+    walk(run, hand, lambda _: factor)
+    assert run.elapsed() + 3.0 == pytest.approx(PLANNED * 300, rel=0.03)
+    assert run.progress.stretch == pytest.approx(run.progress.total_steps / 240)
+
+
+def test_a_machine_that_collapses_is_told_and_the_time_kept(monkeypatch):
+    hand, said = Hand(monkeypatch), []
+    run = make_run(minutes=5, total=280, hand=hand, said=said)
+    walk(run, hand, lambda step: 1.0 if step < 60 else 4.0)
+    assert run.elapsed() < 300 * 1.05
+    (line,) = said
+    assert "--run.threads 1" in line
+    assert COLLAPSE < 4
+
+
+def test_small_changes_leave_the_plan_alone(monkeypatch):
+    hand = Hand(monkeypatch)
+    run = make_run(minutes=10, total=10**9, hand=hand, said=[])
+    run.progress.total_steps = Clock(run).steps_left(1.0)
+    assert walk(run, hand, lambda _: 1.0) <= 2
+
+
+def test_without_minutes_nobody_looks(monkeypatch):
+    hand = Hand(monkeypatch)
+    run = make_run(minutes=0, total=100, hand=hand, said=[])
+    assert walk(run, hand, lambda step: 10.0 * step) == 0
+    assert run.progress.total_steps == 100
+    assert len(MARKS) > 2
+
+
+# Whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+def test_a_run_whose_length_changes_goes_on(pictures, tmp_path, monkeypatch):
+    """At the first mark the clock makes the run shorter, at the second longer: all steps are done, each once."""
+    lengths = iter([12, 21])
+
+    def plan_again(self):
+        self._begin_stretch()
+        self.run.progress.total_steps, before = next(lengths, 21), self.run.progress.total_steps
+        return self.run.progress.total_steps != before
+
+    monkeypatch.setattr(Clock, "plan_again", plan_again)
+    monkeypatch.setattr("weft.run.session.fit_into_time", lambda trainer: None)
+    run = tiny_run(pictures, tmp_path / "run", epochs=8, minutes=9).folder
+    steps = [row["step"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "step"]
+    assert steps == list(range(1, 22))
+    assert read_header(run)["progress"].step == 21
+
+
+@pytest.mark.parametrize("better", ["raw", "average"])
+def test_of_average_and_raw_weights_the_better_are_kept(pictures, tmp_path, monkeypatch, better):
+    def evaluate(self, model):
+        return {"loss": 1.0, "top1": 0.9 if (model is self.run.model) == (better == "raw") else 0.1}
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    run = tiny_run(pictures, tmp_path / "run", epochs=1, run__ema=0.5, run__report=False).folder
+    kept, state = safetensors.torch.load_file(run / "model.safetensors"), state_of(run)
+    part = "model" if better == "raw" else "ema"
+    assert all(torch.equal(value, state[f"{part}.{key}"]) for key, value in kept.items())
+    row = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "epoch"][-1]
+    assert {row["val_top1"], row["val_raw_top1"]} == {0.9, 0.1}

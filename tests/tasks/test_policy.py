@@ -1,0 +1,153 @@
+"""The recipe auto: what it chooses follows pictures, time and what was said."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.catalog.measured import PHOTO, SMALL, Measured, best, errors_left, measured, usual_speed
+from weft.config import Config, override
+from weft.run.choose import check_settings
+from weft.tasks.policy import (
+    MIXES,
+    Situation,
+    classify_settings,
+    detect_settings,
+    scratch_settings,
+    segment_settings,
+    usual_model,
+)
+
+NOW = Situation(
+    pictures=2_500,
+    side=224,
+    depth=8,
+    device="cpu",
+    pace=1.0,
+    seconds=100.0,
+    epochs=0.0,
+    model="",
+    size=0,
+    weights=False,
+    given=(),
+)
+RULES = [classify_settings, segment_settings, detect_settings]
+
+situations = st.builds(
+    Situation,
+    pictures=st.integers(1, 10**7),
+    side=st.integers(8, 4000),
+    depth=st.sampled_from([8, 16]),
+    device=st.sampled_from(["cpu", "cuda"]),
+    pace=st.floats(0.01, 100),
+    seconds=st.sampled_from([0.0, 1.0, 60.0, 36_000.0]),
+    epochs=st.sampled_from([0.0, 0.5, 3.0, 300.0]),
+    model=st.sampled_from(["", "vt_resnet_nano", "cvt_13", "resnet18"]),
+    size=st.sampled_from([0, 32, 224]),
+    weights=st.just(False),
+    given=st.just(()),
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(now=situations)
+def test_settings_are_always_valid(rule, now):
+    """Whatever the situation, each setting exists and is within its limits, and all of them go together."""
+    settings, why = rule(now)
+    config = override(Config(), {"data.source": "x", **settings})
+    check_settings(config)
+    assert why
+    assert config.optim.warmup_epochs <= max(now.epochs, config.run.epochs)
+    if now.model:
+        assert "model.name" not in settings
+    if now.epochs:
+        assert "run.epochs" not in settings
+
+
+@given(now=situations)
+def test_weights_want_less_than_a_beginning_at_random(now):
+    begun = replace(now, model=now.model or "cvt_13", weights=True)
+    tuned, random = classify_settings(begun)[0], classify_settings(replace(begun, weights=False))[0]
+    assert tuned["optim.lr"] < random["optim.lr"]
+    assert tuned["optim.layer_decay"] < 1
+    assert "augment.mixup" not in tuned
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_more_time_never_shrinks_the_pictures(rule):
+    times = [5, 20, 60, 120, 300, 1200, 7200]
+    sizes = [rule(replace(NOW, model="cvt_13", seconds=float(s)))[0].get("augment.img_size", 224) for s in times]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_short_runs_are_light_and_long_ones_mix_until_the_last_third():
+    light, strong = scratch_settings(10, "vt_resnet_nano"), scratch_settings(MIXES, "vt_resnet_nano")
+    assert not {"augment.mixup", "augment.policy", "augment.erase"} & {*light}
+    assert strong["augment.mix_until"] == pytest.approx(2 / 3, abs=1e-3)
+    assert strong["augment.policy"]
+    assert light["optim.lr"] > strong["optim.lr"]
+    assert scratch_settings(10, "cvt_nano")["optim.lr"] == light["optim.lr"] / 2
+
+
+def test_pictures_of_16_bits_get_no_policy():
+    long = replace(NOW, epochs=100.0)
+    assert "augment.policy" in classify_settings(long)[0]
+    assert "augment.policy" not in classify_settings(replace(long, depth=16))[0]
+
+
+def test_an_hour_where_nobody_said_is_not_taken():
+    settings, why = classify_settings(replace(NOW, seconds=0.0))
+    assert 10 <= settings["run.epochs"] <= 300
+    assert any("minutes here" in line for line in why)
+
+
+# The table --------------------------------------------------------------------------------------------------------
+
+
+def row(model: str, speed: float, *curve: tuple[float, float]) -> Measured:
+    return Measured(PHOTO, model, 96, {"cpu": speed}, list(curve), "some pictures")
+
+
+def test_a_fast_model_wins_a_short_time_and_a_good_one_a_long_time():
+    fast, good = row("fast", 1000, (1e4, 0.5), (1e6, 0.7)), row("good", 100, (1e4, 0.6), (1e6, 0.9))
+    chosen = [best([fast, good], "cpu", 1.0, seconds) for seconds in (10, 10_000)]
+    assert [found.model for found in chosen if found] == ["fast", "good"]
+    slow = best([fast, good], "cpu", 0.01, 1000)
+    assert slow is not None
+    assert slow.model == "fast"
+    assert best([fast, good], "cuda", 1.0, 10) is None
+
+
+def test_curves_are_straight_over_the_logarithm():
+    curve = row("some", 1, (100, 0.2), (10_000, 0.6))
+    assert curve.reached(1000) == pytest.approx(0.4)
+    assert curve.reached(10) == pytest.approx(0.0)
+    assert curve.reached(10**9) == 0.6
+
+
+def test_the_table_has_each_kind_for_each_device():
+    for device in ("cpu", "cuda"):
+        for side in (28, 224):
+            assert usual_model(device, side).kind == (SMALL if side == 28 else PHOTO)
+    for found in measured():
+        seen = [pictures for pictures, _ in found.curve]
+        assert seen == sorted(seen)
+        assert all(0 < accuracy < 1 for _, accuracy in found.curve)
+
+
+def test_errors_become_fewer_with_time_and_nothing_is_said_of_what_was_not_measured():
+    seen = min(found.curve[0][0] for found in measured() if found.kind == SMALL and len(found.curve) > 1)
+    left = errors_left(SMALL, 1.01 * seen, 2)
+    assert left is not None
+    assert 0 < left < 1
+    assert errors_left(SMALL, 1e12, 2) is None
+
+
+def test_speed_of_models_that_are_not_in_the_table_falls_with_the_area():
+    small, large = usual_speed("cvt_13", 112, "cpu"), usual_speed("cvt_13", 224, "cpu")
+    assert small is not None
+    assert large is not None
+    assert small == pytest.approx(4 * large)
+    assert usual_speed("resnet18", 224, "cpu") is None
