@@ -19,6 +19,16 @@ def batch(n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 3, 24, 20, generator=generator), torch.arange(n) % 5
 
 
+@pytest.mark.parametrize(("part_done", "mixed"), [(0.0, True), (0.59, True), (0.6, False), (1.0, False)])
+def test_mixing_ends_before_the_run_does(part_done: float, mixed: bool) -> None:
+    ours = BatchAugmentation(AugmentConfig(mixup=0.8, mix_until=0.6), 0.0, 5, False)
+    ours.part_done = part_done
+    pictures, labels = batch()
+    assert torch.equal(ours(pictures, labels, 3)[0], pictures) != mixed
+    rows = ours.draw_rows(np.random.default_rng(3), 8, 24, 20)
+    assert (rows[:, Mix.KEPT] < 1).all() == mixed
+
+
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_mixing_is_timms(kind: str, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ WORTH_TELLING = 0.005  # of accuracy
 
 
 def outlook(run: RunReport) -> list[str]:
-    """Tells what a simple answer would reach, whether the training was enough to judge by, and what more of it may bring."""
+    """Tells what a simple answer would reach, whether there was enough training, and what more of it may bring."""
     metrics, told = run.metrics, []
     common, top1 = metrics.get("commonest"), metrics.get("top1")
     epochs = max((row["epoch"] for row in run.history.steps), default=0.0)

@@ -1,0 +1,49 @@
+"""What is said behind a result: how good a simple answer would be, and whether more time would help."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from weft.catalog.measured import SMALL, measured
+from weft.config import Config, override
+from weft.report.outlook import outlook
+from weft.report.run import History
+from weft.tasks.classify.evaluate import ClassifyEvaluation
+
+
+def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = ""):
+    """A run on 1,000 pictures that got so many of each class right."""
+    labels = np.repeat(np.arange(3), [round(1000 * share) for share in shares])
+    said = np.where(np.arange(1000) % 100 < 100 * right, labels, (labels + 1) % 3)
+    evaluation = ClassifyEvaluation([""] * 1000, ["a", "b", "c"], False, np.eye(3, dtype=np.float32)[said], labels)
+    step = {"kind": "step", "step": int(seen // 32), "epoch": epochs}
+    return SimpleNamespace(
+        metrics=evaluation.metrics(),
+        history=History([step], [], []),
+        config=override(Config(), {"run.batch": 32, "model.init": init}),
+        preprocessing=SimpleNamespace(size=(32, 32)),
+    )
+
+
+def test_the_commonest_class_and_guessing_stand_beside_the_result():
+    told = " ".join(outlook(finished(0.9, 50)))
+    assert "Always answering a would be right on 50%, guessing on 38%." in told  # 0.25 + 0.09 + 0.04
+    assert "hardly" not in told
+
+
+@pytest.mark.parametrize(
+    ("right", "epochs", "words"), [(0.5, 50, "hardly better"), (0.9, 2, "hardly trained: 2 epochs")]
+)
+def test_too_little_training_is_told(right, epochs, words):
+    assert any(words in line for line in outlook(finished(right, epochs)))
+
+
+def test_more_time_is_promised_only_where_it_was_measured():
+    row = next(row for row in measured() if row.kind == SMALL and row.curve[-1][0] > 5 * row.curve[0][0])
+    told = outlook(finished(0.7, 50, seen=1.1 * row.curve[0][0]))
+    (line,) = (line for line in told if "4 times the time" in line)
+    promised = float(line.split("about ")[1].split("%")[0]) / 100
+    assert 0.7 < promised < 1
+    assert not any("4 times" in line for line in outlook(finished(0.7, 50)))
+    assert not any("4 times" in line for line in outlook(finished(0.7, 50, seen=1.1 * row.curve[0][0], init="x")))

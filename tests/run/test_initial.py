@@ -1,0 +1,127 @@
+"""Weights to start from, by a word: `host` and `pretrained`, from files, from the cache, and what is said without them."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from tests.helpers.small_runs import make_pictures, tiny_run
+from weft import WeftError
+from weft.config import Config, override
+from weft.engine.log import read_rows
+from weft.run.build import make_model
+from weft.run.data import absolute
+from weft.run.initial import cached_weights, create_pretrained, host_weights, model_for
+
+RESNET = dict(depths=(1, 1, 1), widths=(8, 16, 32))
+
+
+def made(**settings):
+    names = {key.replace("__", "."): value for key, value in settings.items()}
+    config = override(Config(), {"data.task": "classify", "data.channels": 3, **names})
+    return make_model(config, classes=["a", "b"], size=(32, 32))
+
+
+@pytest.fixture
+def resnet(tmp_path) -> Path:
+    """A file of weights as torchvision and timm name those of a ResNet-18."""
+    torch.manual_seed(1)
+    file = tmp_path / "resnet.safetensors"
+    safetensors.torch.save_file(timm.create_model("resnet18", num_classes=7).state_dict(), file)
+    return file
+
+
+def test_a_hybrid_begins_with_the_weights_of_its_host(resnet):
+    found = made(model__name="vt_resnet18", model__init=f"host:{resnet}")
+    state, host = found.model.state_dict(), safetensors.torch.load_file(resnet)
+    shared = {key: value for key, value in host.items() if key.split(".")[0] in ("conv1", "bn1", "layer1", "layer3")}
+    assert len(shared) > 30
+    assert all(torch.equal(state[f"resnet.{key}"], value) for key, value in shared.items())
+    assert "new" in found.changed[0]
+
+
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_a_backbone_begins_with_the_weights_of_its_host(resnet, task):
+    head = {"segment": "fpn", "detect": "faster-rcnn"}[task]
+    made_dense = made(augment__img_size=64, data__task=task, model__name="vt_resnet18", model__head=head, model__init=f"host:{resnet}")
+    state, host = made_dense.model.state_dict(), safetensors.torch.load_file(resnet)
+    key = next(key for key in state if key.endswith("resnet.layer1.0.conv1.weight"))
+    assert torch.equal(state[key], host["layer1.0.conv1.weight"])
+
+
+def test_a_run_from_a_host_can_be_resumed_without_it(resnet, tmp_path):
+    """Trained with the file, resumed without: the state has the weights, config.yaml the strides."""
+    import weft
+
+    pictures = make_pictures(tmp_path / "pictures", side=32)
+    settings = dict(model="vt_resnet18", model__args={}, img_size=32, init=f"host:{resnet}", recipe="quick")
+    run = tiny_run(pictures, tmp_path / "run", **{**settings, "epochs": 1}).folder
+    resnet.unlink()
+    weft.train(resume=run, epochs=2, allow_changes=True, quiet=True)
+    assert [row["epoch"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "epoch"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("init", "model", "settings"),
+    [
+        ("pretrained", "auto", {"model.name": "cvt_13"}),
+        ("host", "auto", {"model.name": "vt_resnet18"}),
+        ("host", "vt_resnet50", {"model.args.bottleneck_stride": "3x3"}),
+        ("host:resnet101", "vt_resnet101", {"model.args.bottleneck_stride": "3x3"}),
+        ("host:FILE", "vt_resnet50", {}),  # whose strides are those of the model, or are told
+        ("pretrained", "ceit_tiny", {}),
+        ("", "auto", {}),
+    ],
+)
+def test_words_choose_a_model_that_has_weights(init, model, settings, resnet):
+    assert model_for(init.replace("FILE", str(resnet)), model) == settings
+
+
+def test_what_has_no_host_is_told():
+    with pytest.raises(WeftError, match=r"ceit_tiny; name them with --init host:FILE"):
+        host_weights("host", "ceit_tiny")
+    with pytest.raises(WeftError, match="neither a file nor a model"):
+        host_weights("host:resnet_of_mine", "vt_resnet18")
+
+
+def in_cache(monkeypatch, folder: Path, repository: str, name: str) -> Path:
+    """Weights of `name` where an earlier download would have left them, and no way to any other place."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("weft.run.initial.try_to_load_from_cache", _looking_in(folder))
+    monkeypatch.setattr("socket.socket", None)
+    snapshot = folder / f"models--{repository.replace('/', '--')}" / "snapshots" / "abc"
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    snapshot.mkdir(parents=True)
+    torch.manual_seed(2)
+    safetensors.torch.save_file(timm.create_model(name).state_dict(), snapshot / "model.safetensors")
+    return snapshot / "model.safetensors"
+
+
+def _looking_in(folder: Path):
+    return lambda repository, file: huggingface_hub.try_to_load_from_cache(repository, file, cache_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"), [("resnet18.a1_in1k", "timm/resnet18.a1_in1k"), ("cvt_13.msft_in1k", "microsoft/cvt-13")]
+)
+def test_weights_in_the_cache_need_no_network(monkeypatch, tmp_path, name, repository):
+    assert cached_weights(name.split(".")[0]) is None or "a1" not in name
+    file = in_cache(monkeypatch, tmp_path, repository, name.split(".")[0])
+    assert cached_weights(name) == file
+    if name.startswith("resnet"):
+        state = create_pretrained(name, num_classes=3).state_dict()
+        assert torch.equal(state["layer1.0.conv1.weight"], safetensors.torch.load_file(file)["layer1.0.conv1.weight"])
+        host = host_weights("host", "vt_resnet18")
+        assert torch.equal(host["conv1.weight"], safetensors.torch.load_file(file)["conv1.weight"])
+
+
+def test_embedded_data_beside_a_folder_of_their_name(monkeypatch, tmp_path):
+    (tmp_path / "nuclei").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert absolute("demo:nuclei") == "demo:nuclei"
+    assert absolute("nuclei") == str(tmp_path / "nuclei")
+    assert absolute("host:nuclei") == f"host:{tmp_path / 'nuclei'}"
