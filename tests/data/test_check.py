@@ -260,7 +260,7 @@ def test_similar_pictures_are_no_duplicates():
 def test_changed_copies_are_found(change):
     pictures = [photo(seed) for seed in range(60)]
     changed = [change(picture) for picture in pictures[:20]]
-    thumbs = np.stack([scan._thumb(array(picture)) for picture in [*pictures, *changed]])
+    thumbs = np.stack([scan.thumbnail(array(picture)) for picture in [*pictures, *changed]])
     pairs, distances = near_pairs(thumbs)
     assert {(i, j) for i, j in pairs.tolist()} == {(i, 60 + i) for i in range(20)}
     assert (np.diff(distances) >= 0).all()
@@ -331,7 +331,7 @@ def test_settings_decide_how_bad_a_leak_is(tmp_path, leaks, severity):
     assert found.get("group-leak") == severity
 
 
-def test_copies_split_by_weft_are_a_warning(tmp_path):
+def test_copies_parted_by_weft_are_a_warning(tmp_path):
     """A flat folder with copies must not stop a run whose split was not the user's."""
     for number, name in enumerate(("cat", "dog")):
         for i in range(10):
