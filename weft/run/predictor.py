@@ -3,6 +3,7 @@
 Pictures are read through the loader, the preprocessing and the batches of training's validation, so all agree.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -210,10 +211,17 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         device=where,
         dtype=dtype,
         multilabel=bool(entry.get("multilabel", False)),
+        unlearned=unlearned_classes(folder),
     )
     task = kind(config, facts)
     task.set_up(model)
     return Predictor(model, task)
+
+
+def unlearned_classes(folder: Path) -> list[str]:
+    """Classes that a run had no training picture of, and does not measure."""
+    file = folder / "data_report.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("unlearned", []) if file.is_file() else []
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:

@@ -63,6 +63,8 @@ def check(
     checked = CheckedSource(source, scan, _sides(source, split), config)
     problems = [*_unreadable(checked), *_leaks(checked), *_copies(checked), *_oddities(checked), *targets.problems]
     problems += _classes(checked) if not targets.has_checked_classes else ()
+    unlearned = checked.unlearned if targets.looked_at_all else []
+    problems += _unlearned(unlearned)
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
@@ -90,6 +92,7 @@ def check(
         pixels=targets.pixels,
         object_sizes=targets.sizes,
         has_shapes=source.has_shapes,
+        unlearned=unlearned,
     )
 
 
@@ -123,6 +126,14 @@ class CheckedSource:
 
     def same_label(self, a: int, b: int) -> bool:
         return bool(np.array_equal(self.source.labels[a], self.source.labels[b]))
+
+    @property
+    def unlearned(self) -> list[str]:
+        """Classes that validate or test, and have no training picture."""
+        if "train" not in self.counts:
+            return []
+        others = np.sum([counts for side, counts in self.counts.items() if side in ("val", "test")] or [[0]], axis=0)
+        return [self.source.classes[i] for i in np.flatnonzero((others > 0) & (np.array(self.counts["train"]) == 0))]
 
     @property
     def is_split(self) -> bool:
@@ -234,6 +245,13 @@ def _near_copies(checked: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
             yield checked.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
 
 
+def _unlearned(classes: list[str]) -> Iterable[Problem]:
+    if classes:
+        text = "that cannot be learned, for want of training pictures, and is not measured"
+        text = f"{many(len(classes), 'class')} {text if len(classes) == 1 else text.replace('is not', 'are not')}"
+        yield Problem("warning", "untrained-class", f"{text}: {some(classes)}.", classes, count=len(classes))
+
+
 def _classes(checked: CheckedSource) -> Iterable[Problem]:
     classes = checked.source.classes
     total = np.sum(list(checked.counts.values()), axis=0)
@@ -241,7 +259,6 @@ def _classes(checked: CheckedSource) -> Iterable[Problem]:
     validated = np.array(checked.counts["val"]) > 0 if {"train", "val"} <= checked.counts.keys() else learned >= 0
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "empty-class", total == 0, "without pictures"),
-        ("warning", "untrained-class", (learned == 0) & (total > 0), "that cannot be learned: no training pictures"),
         ("warning", "single-picture", learned == 1, "with a single training picture"),
         ("note", "few-pictures", (learned > 1) & (learned < 10), "with fewer than 10 training pictures"),
         ("note", "unvalidated-class", (learned > 0) & ~validated, "without validation pictures"),

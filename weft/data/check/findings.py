@@ -85,6 +85,7 @@ class DataReport:
         default_factory=dict
     )  # detect: quantiles of the root of areas; a run's: of training
     has_shapes: bool = False  # detect: objects have shapes, not only boxes
+    unlearned: list[str] = field(default_factory=list)  # classes that validate or test, and have no training picture
 
     def has(self, severity: Severity) -> int:
         return sum(problem.severity == severity for problem in self.problems)

@@ -23,6 +23,7 @@ class TargetFindings:
     pixels: list[int] = field(default_factory=list)  # of each class, in masks
     sizes: dict[str, float] = field(default_factory=dict)  # quantiles of the root of objects' areas
     has_checked_classes: bool = False  # pixels tell more about classes than pictures do
+    looked_at_all: bool = True  # so that a class which was not seen is not there
 
 
 def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: Progress | None) -> TargetFindings:
@@ -35,7 +36,14 @@ def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: P
 
 def _look_at_masks(source: Source, limits: LookLimits) -> TargetFindings:
     found = check_masks(source, limits)
-    return TargetFindings(found.problems, found.bad, found.present, found.pixels, has_checked_classes=True)
+    return TargetFindings(
+        found.problems,
+        found.bad,
+        found.present,
+        found.pixels,
+        has_checked_classes=True,
+        looked_at_all=found.looked_at == len(source),
+    )
 
 
 def _look_at_objects(source: Source, limits: LookLimits) -> TargetFindings:
