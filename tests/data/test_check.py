@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import shutil
 import sys
 from html.parser import HTMLParser
@@ -348,6 +349,20 @@ def test_copies_parted_by_weft_are_a_warning(tmp_path):
     assert report.counts["train"] == np.bincount(source.labels[split.train]).tolist()
     half = Split(np.arange(3), np.arange(3, 6), np.arange(6, 6))
     assert sum(check(source, half, quick=True).counts["unused"]) == len(source) - 6
+
+
+def test_page_and_last_line_count_the_same_notes(tmp_path):
+    """Those of the source, such as files that are no pictures, are notes as well."""
+    root = make_clean(tmp_path / "data", 4)
+    (root / "train/cat/words.txt").write_text("no picture")
+    save(root / "train/cat/wrong.png", photo(4), format="JPEG")
+    source = open_source(str(root))
+    report = check(source, None)
+    write_page(report, source, tmp_path / "page.html")
+    (said,) = re.findall(r"(\d+) notes? found", report.verdict().replace(",", ""))
+    (shown,) = re.findall(r"<b>(\d+)</b><span>notes?</span>", (tmp_path / "page.html").read_text())
+    assert said == shown
+    assert int(said) > sum(problem.severity == "note" for problem in report.problems)
 
 
 def test_quick_form_says_when_it_saw_a_sample(tmp_path, monkeypatch):

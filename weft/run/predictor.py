@@ -211,17 +211,18 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         device=where,
         dtype=dtype,
         multilabel=bool(entry.get("multilabel", False)),
-        unlearned=unlearned_classes(folder),
+        **facts_of_data(folder),
     )
     task = kind(config, facts)
     task.set_up(model)
     return Predictor(model, task)
 
 
-def unlearned_classes(folder: Path) -> list[str]:
-    """Classes that a run had no training picture of, and does not measure."""
+def facts_of_data(folder: Path) -> dict[str, Any]:
+    """Facts of the task that depend on the data a run was trained on; none of a model that is no run."""
     file = folder / "data_report.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("unlearned", []) if file.is_file() else []
+    report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {key: report[key] for key in ("unlearned", "mask_values", "mask_colours") if key in report}
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:

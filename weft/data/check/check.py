@@ -92,6 +92,8 @@ def check(
         pixels=targets.pixels,
         object_sizes=targets.sizes,
         has_shapes=source.has_shapes,
+        mask_values=targets.mask_values,
+        mask_colours=targets.mask_colours,
         unlearned=unlearned,
     )
 

@@ -54,6 +54,7 @@ class Segment:
         self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
         self.device, self.dtype, self.pixel_counts = facts.device, facts.dtype, facts.pixel_counts
         self.unlearned = facts.unlearned
+        self.mask_values, self.mask_colours = facts.mask_values or range(len(facts.classes)), facts.mask_colours
         side = config.augment.img_size
         self.augmentation = SegmentAugmentation(config.augment, self.preprocessing, (side, side))
         self.window = config.test.window or side  # of test.mode=slide
@@ -135,7 +136,8 @@ class Segment:
         return MaskPrediction(name, None, why)
 
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> MaskWriter:
-        return MaskWriter(self.classes, self.preprocessing, pictures, out, top)
+        values = (self.mask_values, self.mask_colours)
+        return MaskWriter(self.classes, self.preprocessing, pictures, out, top, *values)
 
     def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
         return "report_segment.html.j2", segment_values(run)
