@@ -255,7 +255,7 @@ def _with_legend(
     image = Image.fromarray(painted)
     size = min(28, max(10, round(min(image.size) / 32)))
     font, counts = ImageFont.load_default(size), np.bincount(labels, minlength=len(classes))
-    order = [i for i in np.argsort(-counts, kind="stable").tolist() if counts[i]]
+    order: list[int] = [i for i in np.argsort(-counts, kind="stable").tolist() if counts[i]]
     lines = [f"{printable(classes[i])[:24]} {counts[i]}" for i in order[:LEGEND]]
     lines += [f"and {len(order) - LEGEND} classes more"] if len(order) > LEGEND else []
     width = round(max(font.getlength(line) for line in lines)) + 2 * size

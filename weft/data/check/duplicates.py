@@ -34,7 +34,7 @@ class Copies:
 
 
 def find_copies(scan: Scan) -> Copies:
-    """What `scan` can tell: equal files or pixels always, almost equal pictures where there are thumbnails."""
+    """Finds what `scan` can tell: equal files or pixels always, almost equal pictures where there are thumbnails."""
     read, hashes = scan.read, scan.records["hash"]
     equal = [np.empty((0, 2), int)]
     for group in equal_groups(hashes[read]):

@@ -351,10 +351,8 @@ class ClassifyCollector:
             labels = nearest_valid(logits, self.valid[self.rows])
         names = [self.source.names[self.indices[i]] for i in self.rows]
         whole = ClassifyEvaluation(names, self.classes, self.multilabel, logits, labels)
-        present = labels.any(axis=0) if self.multilabel else np.bincount(labels, minlength=len(self.classes)) > 0
-        unlearned = [
-            name for name, there in zip(self.classes, present, strict=True) if there and name in self.unlearned
-        ]
+        present = np.flatnonzero(labels.any(axis=0)) if self.multilabel else np.unique(labels)
+        unlearned = [name for name in (self.classes[i] for i in present) if name in self.unlearned]
         return whole.without(unlearned) if unlearned else whole
 
     def _truth(self) -> tuple[np.ndarray, np.ndarray | None]:

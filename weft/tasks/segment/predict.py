@@ -83,7 +83,7 @@ class MaskWriter:
         self.rows.append(row)
 
     def _shown(self, number: int) -> int | str:
-        """What stands for a class in the written masks."""
+        """Names what stands for a class in the written masks."""
         return f"#{self.values[number]:06x}" if self.colours else self.values[number]
 
     def close(self) -> ResultTexts:
