@@ -29,21 +29,21 @@ _POPCOUNT = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).re
 class Copies:
     """Pairs of positions in a source: a split keeps both pictures of a pair on one side."""
 
-    equal: np.ndarray  # (P, 2): of pictures with one hash, the first and each of the others
+    equal: np.ndarray  # (P, 2): of pictures with one hash, each and the next
     near: np.ndarray  # (P, 2)
 
 
 def find_copies(scan: Scan) -> Copies:
     """Finds what `scan` can tell: equal files or pixels always, almost equal pictures where there are thumbnails."""
     read, hashes = scan.read, scan.records["hash"]
-    equal = [np.empty((0, 2), int)]
-    for group in equal_groups(hashes[read]):
-        equal.append(read[np.stack([np.full(len(group) - 1, group[0]), group[1:]], axis=1)])
+    known = read[hashes[read] != 0]
+    order = known[np.argsort(hashes[known], kind="stable")]
+    same = hashes[order][1:] == hashes[order][:-1]
     near = np.empty((0, 2), int)
     if scan.thumbs is not None:
         different = read[one_of_each(hashes[read])]
         near = different[near_pairs(scan.thumbs[different])[0]]
-    return Copies(np.concatenate(equal), near)
+    return Copies(np.stack([order[:-1][same], order[1:][same]], axis=1), near)
 
 
 def one_of_each(hashes: np.ndarray) -> np.ndarray:
