@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.fast.fuse import fuse
     from weft.fast.replay import replay
     from weft.fast.swap import fast, plain
+    from weft.heads.smp import smp
     from weft.models.registry import create_model, list_models
     from weft.models.weights.convert import convert
     from weft.models.weights.folder import save_model
@@ -38,6 +39,7 @@ __all__ = [
     "plain",
     "replay",
     "save_model",
+    "smp",
     "train",
 ]
 
@@ -53,6 +55,7 @@ _HOME = {
     "plain": "weft.fast.swap",
     "replay": "weft.fast.replay",
     "save_model": "weft.models.weights.folder",
+    "smp": "weft.heads.smp",
     "train": "weft.run.train",
 }
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import shutil
 import sys
 from html.parser import HTMLParser
@@ -260,7 +261,7 @@ def test_similar_pictures_are_no_duplicates():
 def test_changed_copies_are_found(change):
     pictures = [photo(seed) for seed in range(60)]
     changed = [change(picture) for picture in pictures[:20]]
-    thumbs = np.stack([scan._thumb(array(picture)) for picture in [*pictures, *changed]])
+    thumbs = np.stack([scan.thumbnail(array(picture)) for picture in [*pictures, *changed]])
     pairs, distances = near_pairs(thumbs)
     assert {(i, j) for i, j in pairs.tolist()} == {(i, 60 + i) for i in range(20)}
     assert (np.diff(distances) >= 0).all()
@@ -331,7 +332,7 @@ def test_settings_decide_how_bad_a_leak_is(tmp_path, leaks, severity):
     assert found.get("group-leak") == severity
 
 
-def test_copies_split_by_weft_are_a_warning(tmp_path):
+def test_copies_parted_by_weft_are_a_warning(tmp_path):
     """A flat folder with copies must not stop a run whose split was not the user's."""
     for number, name in enumerate(("cat", "dog")):
         for i in range(10):
@@ -348,6 +349,20 @@ def test_copies_split_by_weft_are_a_warning(tmp_path):
     assert report.counts["train"] == np.bincount(source.labels[split.train]).tolist()
     half = Split(np.arange(3), np.arange(3, 6), np.arange(6, 6))
     assert sum(check(source, half, quick=True).counts["unused"]) == len(source) - 6
+
+
+def test_page_and_last_line_count_the_same_notes(tmp_path):
+    """Those of the source, such as files that are no pictures, are notes as well."""
+    root = make_clean(tmp_path / "data", 4)
+    (root / "train/cat/words.txt").write_text("no picture")
+    save(root / "train/cat/wrong.png", photo(4), format="JPEG")
+    source = open_source(str(root))
+    report = check(source, None)
+    write_page(report, source, tmp_path / "page.html")
+    (said,) = re.findall(r"(\d+) notes? found", report.verdict().replace(",", ""))
+    (shown,) = re.findall(r"<b>(\d+)</b><span>notes?</span>", (tmp_path / "page.html").read_text())
+    assert said == shown
+    assert int(said) > sum(problem.severity == "note" for problem in report.problems)
 
 
 def test_quick_form_says_when_it_saw_a_sample(tmp_path, monkeypatch):

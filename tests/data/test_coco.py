@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 from tests.helpers.made_boxes import SPLIT, SQUARE, block, coco, one, pictures, thing, unpacked
 from weft.data.boxes.coco import BOX_SETS, open_boxes, open_coco, recognise
 from weft.data.boxes.shapes import draw, encode
+from weft.data.check.check import check
 from weft.data.read import BadPicture
 from weft.data.sources.open import open_source
 from weft.data.sources.source import fingerprint
@@ -51,6 +52,19 @@ def test_layouts_of_coco(tmp_path, files, folders, splits):
         assert len(source.target(i)) == i % 2
     assert source.target(1).boxes.tolist() == [[2, 3, 6, 8]]
     assert source.target(1).size == (10, 20)
+
+
+def test_two_categories_of_one_name_are_found(tmp_path):
+    """They stay two classes, since nobody knows what was meant, but not without a word."""
+    things = [thing(1, [0, 0, 5, 5]), thing(2, [1, 1, 6, 6], category=4)]
+    coco(tmp_path / "a.json", *things, categories={1: "cat", 2: "dog", 4: "cat"})
+    pictures(tmp_path, "1.png")
+    source = open_coco(str(tmp_path / "a.json"))
+    assert source.classes == ["cat", "dog", "cat 4"]
+    assert source.target(0).labels.tolist() == [0, 2]
+    (problem,) = [problem for problem in check(source, None).problems if problem.kind == "same-name"]
+    assert problem.text.startswith("1 name of two categories or more")
+    assert problem.details == {"cat": "is the name of the categories 1 and 4, of which the second is called 'cat 4'"}
 
 
 def test_the_same_ids_in_two_files_are_two_pictures(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.config import DataConfig
+from weft.data.check.duplicates import Copies
 from weft.data.sources.open import open_source
 from weft.data.sources.source import Names, Pixels, Source
 from weft.data.split import Split, load_split, make_split, save_split
@@ -192,6 +193,79 @@ def test_the_order_of_files_does_not_matter_but_the_seed_does(kind):
 
     assert by_name(source, 0) == by_name(shuffled, 0) == by_name(source, 0)
     assert by_name(source, 0) != by_name(source, 1)
+
+
+# Copies
+
+
+def copies_of(sets, near=()) -> Copies:
+    """Copies as a look would name them: each of a set with its first."""
+    pairs = [[[first, other] for first, *others in kind for other in others] for kind in (sets, near)]
+    return Copies(*(np.array(found, int).reshape(-1, 2) for found in pairs))
+
+
+def scattered(n: int, seed: int = 0) -> list[list[int]]:
+    """A third of n positions in sets of two to four, across all of them."""
+    order, sets = np.random.default_rng(seed).permutation(n)[: n // 3].tolist(), []
+    while len(order) > 1:
+        size = 2 + len(sets) % 3
+        sets.append(order[:size])
+        order = order[size:]
+    return sets
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["equal", "near"])
+@pytest.mark.parametrize("config", [{}, {"val_fraction": 0.4, "fraction": 0.5}, {"folds": 4, "fold": 3}])
+@pytest.mark.parametrize("kind", ["single", "several", "groups", "own test"])
+def test_copies_stay_on_one_side(kind, config, near):
+    labels = many_labels(0, 600) if kind == "several" else skewed(0)
+    groups = np.arange(600) // 2 if kind == "groups" else None
+    splits = ["train"] * 500 + ["test"] * 100 if kind == "own test" else None
+    source, sets = made(labels, groups=groups, splits=splits), scattered(600)
+    copies = copies_of([], sets) if near else copies_of(sets)
+    split = make_split(source, DataConfig(**config), 0, copies)
+    check_parts(split, source, whole="fraction" not in config)
+    side = {int(i): part for part in ("train", "val") for i in getattr(split, part)}
+    for members in sets:
+        assert len({side[i] for i in members if i in side}) <= 1
+        assert groups is None or len({side[j] for i in members for j in (i, i ^ 1) if j in side}) <= 1
+    share = config.get("val_fraction", 1 / config["folds"] if "folds" in config else 0.2)
+    pictures = 500 if kind == "own test" else 600
+    assert abs(len(split.val) / pictures - share) < 0.02
+    held, all_ = counts(labels[split.val], 5), counts(labels[:pictures], 5)
+    assert abs(held - share * all_).max() < 6
+    assert split.val.tolist() == make_split(source, DataConfig(**config), 0, copies).val.tolist()
+
+
+def test_folds_of_copies_share_nothing_and_miss_nothing():
+    source, copies = made(skewed(3)), copies_of(scattered(600, 3))
+    held = [make_split(source, DataConfig(folds=5, fold=fold), 0, copies).val for fold in range(5)]
+    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(600))
+
+
+def test_a_few_copies_move_few_of_the_others():
+    source = made(skewed(0))
+    before, after = (
+        make_split(source, DataConfig(), 0),
+        make_split(source, DataConfig(), 0, copies_of([[0, 5], [7, 9]])),
+    )
+    assert len({*before.val} ^ {*after.val}) <= 8
+    assert make_split(source, DataConfig(), 0, copies_of([])).val.tolist() == before.val.tolist()
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(600) // 10], ids=["pictures", "groups"])
+def test_a_video_is_no_reason_to_have_no_validation(groups):
+    """Where almost all resemble each other, only equal ones are kept together, and none that join all groups."""
+    source, frames = made(skewed(0), groups=groups), np.arange(600)
+    chain = np.stack([frames[:-1], frames[1:]], axis=1)
+    split = make_split(source, DataConfig(), 0, Copies(np.array([[0, 300], [0, 400]]), chain))
+    assert abs(len(split.val) - 120) <= 12
+    assert len({0, 300, 400} & {*split.val}) in (0, 3)
+    if groups is not None:
+        black = np.stack([np.zeros(59, int), np.arange(10, 600, 10)], axis=1)  # a black frame in each group
+        split = make_split(source, DataConfig(), 0, Copies(black, chain))
+        assert abs(len(split.val) - 120) <= 12
+        assert not {*groups[split.train]} & {*groups[split.val]}
 
 
 def test_more_pictures_move_few_of_the_others():

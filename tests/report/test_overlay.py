@@ -11,6 +11,7 @@ from weft.report.overlay import (
     CROWDED,
     FIRST,
     IGNORE,
+    NAMED,
     background,
     border,
     colours,
@@ -95,8 +96,8 @@ def test_border_of_one_pixel():
 GREY = np.full((40, 60, 1), 100, np.uint8)
 
 
-def changed(painted):
-    return (painted != 100).any(axis=2)
+def changed(painted, before=100):
+    return (painted != before).any(axis=2)
 
 
 def test_boxes_are_frames_inside_their_pixels():
@@ -114,7 +115,7 @@ def test_masks_are_filled_while_they_are_few(n):
     masks = np.zeros((n, 40, 60), bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes, strict=True):
         mask[top:bottom, left:right] = True
-    painted = paint_objects(GREY, boxes.astype(float), np.zeros(n, int), np.linspace(0.9, 0.5, n), masks, ["cell"])
+    painted = paint_objects(GREY, boxes.astype(float), np.zeros(n, int), None, masks, ["cell"])
     inside = masks.any(0)
     if n > CROWDED:
         for left, top, right, bottom in boxes:
@@ -130,6 +131,36 @@ def test_few_objects_of_several_classes_have_names():
     assert (above.max(axis=2) < 100).any()  # with dark letters on it
     many = paint_objects(GREY, np.repeat(boxes, 20, 0), np.repeat(labels, 20), None, None, ["cat", "dog"])
     assert not changed(many)[5:20, 10:40].any()
+
+
+@pytest.mark.parametrize("classes", [["cell"], ["cat", "dog"]])
+def test_an_answer_says_its_class_and_score(classes):
+    """What is written is what Pillow writes for the same words; without a score one class says nothing."""
+    picture = np.full((300, 400, 3), 100, np.uint8)
+    box, label = np.array([[100.0, 100.0, 200.0, 200.0]]), np.array([0])
+    sure = changed(paint_objects(picture, box, label, np.array([0.93]), None, classes))[85:100]
+    less = changed(paint_objects(picture, box, label, np.array([0.93]) / 31, None, classes))[85:100]
+    assert sure.any()
+    assert sure.sum() > less.sum()  # "93" is wider than "3"
+    assert not changed(paint_objects(picture, box, label, None, None, ["cell"]))[85:100].any()
+
+
+def test_many_objects_have_a_legend_where_there_is_room():
+    picture = np.full((300, 400, 3), 100, np.uint8)
+    n = NAMED + 1
+    boxes = np.array([[4.0 + 24 * i, 4.0, 24.0 + 24 * i, 25.0] for i in range(n)])  # along the upper edge
+    labels = (np.arange(n) == 0).astype(int)
+    scores = np.linspace(0.9, 0.5, n)
+    painted = paint_objects(picture, boxes, labels, scores, None, ["cat", "dog"])
+    lower = painted[150:]
+    assert changed(lower).any()
+    for colour in FIRST[:2]:  # a spot for each class
+        assert (lower == colour).all(axis=2).sum() > 20
+    one = paint_objects(picture, boxes, labels * 0, scores, None, ["cell"])
+    assert changed(one[150:]).any()
+    assert not changed(paint_objects(picture, boxes, labels * 0, None, None, ["cell"])[150:]).any()
+    tiny = paint_objects(picture[:30, :340], boxes, labels, scores, None, ["cat", "dog"])
+    assert not changed(tiny[26:]).any()
 
 
 def test_the_surest_is_on_top():

@@ -25,7 +25,7 @@ from weft.engine.log import read_rows
 from weft.heads.folder import open_model
 from weft.report.charts import line_chart, nice_ticks
 from weft.report.overlay import visible
-from weft.report.run import History, RunReport, data_name, write_report
+from weft.report.run import History, RunReport, curves, data_name, write_report
 from weft.tasks.classify.evaluate import ClassifyEvaluation
 from weft.tasks.classify.report import classify_values
 
@@ -379,3 +379,19 @@ def test_any_values_make_a_chart_inside_its_box(values: list[float]) -> None:
         assert chart.left <= x <= chart.right
         assert 0 <= y <= chart.bottom
     assert len(points) <= 400
+
+
+def test_scores_have_a_linear_axis_whatever_they_span():
+    """Average precision begins near nothing; on a logarithmic axis a run seems to be over after an epoch."""
+    scores = [0.0001, 0.01, 0.12, 0.23, 0.34]
+    rows = [
+        {"kind": "epoch", "step": i, "epoch": i, "best": i == 4, "val_box_ap": score, "lr": 0.1}
+        for i, score in enumerate(scores)
+    ]
+    chart = curves(History.of(rows), {"box AP": "val_box_ap"})["score"]
+    assert chart is not None
+    heights = [dot.y for dot in chart.lines[0].dots]
+    assert np.polyfit(scores, heights, 1, full=True)[1] < 1  # on a straight line
+    assert np.allclose(
+        np.diff([tick.at for tick in chart.y_ticks]), chart.y_ticks[1].at - chart.y_ticks[0].at, atol=0.2
+    )

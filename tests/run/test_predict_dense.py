@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,16 +14,22 @@ import weft
 from tests.conftest import randomise
 from weft.config import Config, override, to_yaml
 from weft.data.boxes.objects import Objects
+from weft.data.check.check import check
 from weft.data.given import GivenPictures
+from weft.data.masks.values import read_raw
 from weft.data.preprocessing import Preprocessing
+from weft.data.sources.open import open_source
 from weft.data.sources.source import Files, Names, Source
 from weft.data.split import Split, save_split
 from weft.data.targets import MASKS
 from weft.errors import WeftError
 from weft.heads.folder import DenseSpec, build_dense, write_dense
 from weft.run.evaluate import evaluate, find_pictures
+from weft.run.predictor import facts_of_data
 from weft.tasks.segment import predict as segment_predict
-from weft.tasks.segment.predict import class_map
+from weft.tasks.segment.predict import MaskPrediction, class_map
+from weft.tasks.segment.task import Segment
+from weft.tasks.task import TaskFacts
 
 CLASSES = ["background", "disc", "bar"]
 SIZES = [(64, 64), (48, 80), (64, 64), (33, 71)]
@@ -109,6 +116,39 @@ def test_masks_are_those_that_are_evaluated(segmenter, pictures):
     single = [predictor.predict(pictures / f"{i}.png")[0].mask for i in range(4)]
     for a, b in zip(found, single, strict=True):
         np.testing.assert_array_equal(a.mask, b)
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [((1, 2), [1, 2]), ((0, 255), [0, 255]), ((3, 0, 7), [0, 3, 7]), (("#ff8000", "#000000"), [0, 0xFF8000])],
+)
+def test_masks_are_written_as_those_of_training_were(segmenter, pictures, tmp_path, values, stored):
+    """What is written can lie among the masks of training: their reader finds the very classes of the answer."""
+    colours = isinstance(values[0], str)
+    table = np.array([list(bytes.fromhex(v[1:])) if colours else v for v in values], np.uint8)
+    for i, size in enumerate(SIZES):
+        for folder in ("images", "masks"):
+            (tmp_path / "data" / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(pictures / f"{i}.png", tmp_path / "data" / "images")
+        mask = table[np.random.default_rng(i).integers(0, len(values), size)]
+        Image.fromarray(mask).save(tmp_path / "data" / "masks" / f"{i}.png")
+    source = open_source(str(tmp_path / "data"))
+    report = check(source, None, quick=True)
+    assert (report.mask_values, report.mask_colours) == (stored, colours)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "data_report.json").write_text(json.dumps(report.to_dict()))
+    facts = TaskFacts(source.classes, preprocessing((0, 0)), torch.device("cpu"), **facts_of_data(tmp_path / "run"))
+    task = Segment(override(Config(), {"augment.img_size": 64}), facts)
+    found = GivenPictures(tmp_path / "data" / "images")
+    writer = task.results(found, tmp_path / "out", top=5, score=0.5)
+    said = [np.random.default_rng(9).integers(0, len(stored), size).astype(np.uint8) for size in SIZES]
+    for i, mask in enumerate(said):
+        writer.add(i, MaskPrediction(found.names[i], mask))
+    writer.close()
+    written = {entry["value"] for entry in json.loads((tmp_path / "out" / "predictions.json").read_text())["classes"]}
+    assert written == {f"#{v:06x}" if colours else v for v in stored}
+    for i, mask in enumerate(said):
+        np.testing.assert_array_equal(source.targets.coding(read_raw(tmp_path / "out" / f"{i}.png")), mask)
 
 
 def test_classes_of_other_data_are_matched_by_name(segmenter, pictures):

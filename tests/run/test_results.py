@@ -14,7 +14,7 @@ from weft.data.boxes.shapes import encode
 from weft.report.overlay import palette
 from weft.tasks.detect.predict import ObjectPrediction, coco_rows, object_lines, objects_csv
 from weft.tasks.results import file_names
-from weft.tasks.segment.predict import shares, shares_csv, shares_lines, write_mask
+from weft.tasks.segment.predict import shares, shares_csv, shares_lines, write_values
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 16, 17, 255])
@@ -22,7 +22,7 @@ def test_mask_files_hold_the_very_values(tmp_path, k):
     mask = np.random.default_rng(k).integers(0, k, (37, 53)).astype(np.uint8)
     mask.flat[:k] = np.arange(k)
     table = palette(["background", *(f"c{i}" for i in range(1, k))])
-    write_mask(tmp_path / "mask.png", mask, table)
+    write_values(tmp_path / "mask.png", mask, range(k), table)
     with Image.open(tmp_path / "mask.png") as image:
         assert image.mode == "P"
         np.testing.assert_array_equal(np.asarray(image), mask)

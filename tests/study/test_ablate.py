@@ -101,6 +101,17 @@ def test_every_row_is_in_the_report_with_the_papers_figures():
     assert "9 of 12 cells are done" in text
 
 
+def test_rows_have_the_name_of_what_was_trained():
+    """And the paper's beside it, where its network was too large."""
+    networks = {**PLAN.networks, "better": Network("small")}
+    plan = PLAN.__class__(**{**vars(PLAN), "networks": networks})
+    cells = cells_of(TABLE, plan, 1)
+    results = {cell.key: Result(cell, metrics={"top1": 0.5}) for cell in cells.values()}
+    lines = summarise(TABLE, plan, cells, results, {}, 1).lines
+    assert [line.name for line in lines] == ["base", "small (better)", "same", "broken", "absent"]
+    assert result_row(lines[1])[0] == "small (better)"
+
+
 def test_forest_keeps_everything_in_the_picture():
     forest = Forest(study_of(3).lines)
     assert [line.row.name for line in forest.lines] == ["better", "same"]

@@ -91,13 +91,75 @@ def test_torchmetrics_agree():
     assert m["ece"] == pytest.approx(float(tm.multiclass_calibration_error(logits, labels, 7, n_bins=15)), abs=1e-5)
     assert m["top5"] == pytest.approx(float(tm.multiclass_accuracy(logits, labels, 7, average="micro", top_k=5)))
     assert m["f1_macro"] == pytest.approx(float(tm.multiclass_f1_score(logits, labels, 7)))
-    scaled = logits / m["temperature"]
+    scaled = logits.clone()
+    for half in (0, 1):  # by the temperature that the other half wants
+        scaled[half::2] /= cooled(e, slice(1 - half, None, 2))
     after = float(tm.multiclass_calibration_error(scaled, labels, 7, n_bins=15))
-    assert m["ece_after_temperature"] == pytest.approx(after, abs=1e-5)
+    assert m["ece_after_temperature"] == pytest.approx(after, abs=1e-3)
+    assert m["temperature"] == pytest.approx(cooled(e, slice(None)), rel=1e-3)
     e = evaluation(500, 7, 0, multilabel=True)
     logits, labels, m = torch.from_numpy(e.logits), torch.from_numpy(e.labels).long(), e.metrics()
     assert m["map"] == pytest.approx(float(tm.multilabel_average_precision(logits, labels, 7)), abs=1e-5)
     assert m["f1_micro"] == pytest.approx(float(tm.multilabel_f1_score(logits, labels, 7, average="micro")))
+
+
+def cooled(e: ClassifyEvaluation, rows: slice) -> float:
+    """The best temperature for some rows, by scipy."""
+
+    def loss(log_t):
+        z = torch.from_numpy(e.logits[rows]).double() / np.exp(log_t)
+        return float(torch.nn.functional.cross_entropy(z, torch.from_numpy(e.labels[rows])))
+
+    options = {"xatol": 1e-9}
+    return float(
+        np.exp(scipy.optimize.minimize_scalar(loss, bounds=np.log(TEMPERATURES), method="bounded", options=options).x)
+    )
+
+
+def test_a_temperature_that_does_not_help_is_1():
+    """Few pictures, and a model whose probabilities are right: what is fitted on them is noise, and is not shown."""
+    ones = 0
+    for seed in range(12):
+        e, g = evaluation(40, 5, seed), np.random.default_rng(seed)
+        right = np.array([g.choice(5, p=p) for p in probabilities(e)])
+        m = ClassifyEvaluation(e.names, e.classes, False, e.logits, right).metrics()
+        ones += m["temperature"] == 1
+        if m["temperature"] == 1:
+            assert m["ece_after_temperature"] == m["ece"]
+            assert "does not make it smaller" in list(e.lines(m))[1]
+        else:
+            assert m["ece_after_temperature"] < m["ece"]
+    assert ones >= 4
+    sure = ClassifyEvaluation(e.names, e.classes, False, 5 * e.logits, right).metrics()
+    assert 2 < sure["temperature"] < 10
+
+
+# Classes that nobody could learn
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_a_class_without_training_pictures_is_not_measured(multilabel):
+    e = evaluation(300, 6, 3, multilabel)
+    unlearned, learned = ["c1", "c4"], [0, 2, 3, 5]
+    m = e.without(unlearned).metrics()
+    assert m["unlearned"] == unlearned
+    measured = np.array([name not in unlearned for name in e.classes])
+    meter = ClassifyMeter(6, multilabel, measured=measured)
+    for logits, labels in zip(torch.from_numpy(e.logits).split(7), torch.from_numpy(e.labels).split(7), strict=True):
+        meter.add(logits, labels)
+    ours = m | ({"f1": m["f1_micro"]} if multilabel else {})
+    assert meter.result() == {key: ours[key] for key in meter.result()}
+    assert "Not measured: 'c1', 'c4'" in "\n".join(e.without(unlearned).lines(m))
+    if multilabel:
+        assert m["n"] == 300
+        assert m["map"] == pytest.approx(sk.average_precision_score(e.labels[:, learned], e.logits[:, learned]))
+        assert m["f1_micro"] == pytest.approx(
+            sk.f1_score(e.labels[:, learned], e.logits[:, learned] > 0, average="micro")
+        )
+    else:
+        rows = np.isin(e.labels, learned)
+        assert m["n"] == rows.sum()
+        assert m["top1"] == pytest.approx(sk.accuracy_score(e.labels[rows], e.logits[rows].argmax(axis=1)))
 
 
 @settings(deadline=None, max_examples=25)

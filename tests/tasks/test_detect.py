@@ -31,6 +31,7 @@ from weft.run.predictor import Predictor
 from weft.tasks.detect.choose import check_settings
 from weft.tasks.detect.coco import Detections, Precision, pasted, restore, run_lengths
 from weft.tasks.detect.evaluate import DetectEvaluation
+from weft.tasks.detect.metrics import DetectMeter
 from weft.tasks.detect.task import Detect
 from weft.tasks.task import TaskFacts, cut
 
@@ -85,6 +86,18 @@ def a_set(seed: int, pictures: int, dense: bool) -> DetectEvaluation:
         found.append(Detections(guesses, labels, scores, masks))
         sizes.append((height, width))
     return DetectEvaluation([str(i) for i in range(pictures)], CLASSES, found, truth, sizes, masks=True)
+
+
+def test_objects_of_a_class_that_nobody_could_learn_are_not_missed():
+    """The mean over classes is that over the others, which pycocotools' numbers of each class have."""
+    whole = a_set(3, 12, dense=True)
+    meter = DetectMeter(3, False, 100, measured=np.array([True, False, True]))
+    for i, (found, truth, size) in enumerate(zip(whole.found, whole.truth, whole.sizes, strict=True)):
+        truth = truth.only(meter.measured[truth.labels])
+        meter.rows[i] = found, truth, size
+    result = meter.result()
+    assert result["box_ap"] == pytest.approx(whole.precisions["box"].ap(label=0))
+    assert result["box_ap"] != pytest.approx(whole.precisions["box"].ap())
 
 
 def random_boxes(rng, n: int, height: int, width: int) -> np.ndarray:

@@ -393,6 +393,27 @@ def test_metrics_are_torchmetrics(size, ignored):
     assert result["loss"] == pytest.approx(float(expected), abs=1e-4)
 
 
+def test_pixels_of_a_class_that_nobody_could_learn_count_as_unlabelled():
+    """And where the model says it, that is a miss of the class that is there, not one more class."""
+    import torchmetrics.functional.classification as tm
+
+    answers, masks = probabilities((5, 4, (9, 9), 5), 0.1)
+    meter = SegmentMeter(5, keep=True, measured=np.array([True, True, False, True, True]))
+    meter.update(answers, a_batch([], masks))
+    said, truth = torch.stack(answers).argmax(dim=1), torch.stack(masks).long()
+    truth[truth == 2] = IGNORE
+    each = tm.multiclass_jaccard_index(said, truth, 5, average="none", ignore_index=IGNORE)
+    result = meter.result()
+    assert result["miou"] == pytest.approx(float(each[[0, 1, 3, 4]].mean()), abs=1e-6)
+    right = tm.multiclass_accuracy(said, truth, 5, average="micro", ignore_index=IGNORE)
+    assert result["pixel_accuracy"] == pytest.approx(float(right), abs=1e-6)
+    evaluation = SegmentEvaluation.of(list("abcd"), list("vwxyz"), meter, ["x"])
+    numbers = evaluation.metrics()
+    assert {key: numbers[key] for key in result} == result
+    assert numbers["per_class"][2]["iou"] is None
+    assert "Not measured: 'x', for training had no example of it." in list(evaluation.lines(numbers))
+
+
 @settings(max_examples=25)
 @given(measured, st.lists(st.integers(0, 5), max_size=3), st.randoms(use_true_random=False))
 def test_no_digit_depends_on_batches_or_order(size, cuts, random):

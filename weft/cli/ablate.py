@@ -217,7 +217,7 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
                 for seed, score in line.scores.items():
                     if (line.row.name, seed) not in said:
                         said.add((line.row.name, seed))
-                        say(f"{len(said)} of {study.cells}  {line.row.name}, seed {seed}: {score:.2%}")
+                        say(f"{len(said)} of {study.cells}  {line.name}, seed {seed}: {score:.2%}")
 
         yield say, tell
 

@@ -1,18 +1,20 @@
 """Which pictures train, validate and test: the layout's own split, or a stratified, group-aware or k-fold one.
 
 A split is positions in a source and is stored as a small file of names; pictures are never copied. Which side a picture
-takes depends on the seed and on names, not on the order of files on disk.
+takes depends on the seed and on names, not on the order of files on disk. What belongs together is a unit and stays on
+one side: a group, pictures that are copies of each other, or a picture by itself.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from weft.config import DataConfig
+from weft.data.check.duplicates import Copies
 from weft.data.sources.source import Source, fingerprint
 from weft.errors import WeftError
 from weft.files import write_text
@@ -36,28 +38,45 @@ class Split:
         return self.test if self.report_on == "test" else self.val
 
 
-def make_split(source: Source, config: DataConfig, seed: int) -> Split:
-    """A known set's published split, or the layout's own; else part of the training pictures is held out."""
-    _check(source, config)
+def make_split(source: Source, config: DataConfig, seed: int, copies: Copies | None = None) -> Split:
+    """A known set's published split, or the layout's own; else part of the training pictures is held out.
+
+    What is held out has no copy among the pictures that train, as far as `copies` names them.
+    """
+    check_can_split(source, config)
     order = _order(source.names.raws(), seed)
     own = {split: np.flatnonzero(source.splits == split) for split in ("val", "test")}
     train = np.flatnonzero((source.splits == "train") | (source.splits == ""))
-    if config.protocol == "published" and source.published and len(own["test"]) and not config.folds:
-        split = _published(source, order, own["test"], config, seed)
+    if _is_published(source, config):
+        split = _published(source, order, own["test"], config, seed, copies)
     elif len(own["val"]):
         split = Split(train, own["val"], own["test"], "as the data is laid out")
     else:
-        split = replace(_held_out(source, train, order, config, seed), test=own["test"])
+        split = replace(_held_out(source, train, order, config, seed, copies), test=own["test"])
     if config.fraction < 1:
         labels = source.labels[split.train]
         taken = _part(labels, order[split.train], config.fraction)
-        taken = ~_keep_a_picture_of_each_class(labels, ~taken, order[split.train], None)
+        taken = ~_keep_a_picture_of_each_class(labels, ~taken, order[split.train], np.arange(len(labels)))
         method = f"{split.method}; {config.fraction:g} of the training pictures"
         split = replace(split, train=split.train[taken], method=method)
     return split
 
 
-def _published(source: Source, order: np.ndarray, test: np.ndarray, config: DataConfig, seed: int) -> Split:
+def holds_out(source: Source, config: DataConfig) -> bool:
+    """Whether the validation pictures are Weft's choice."""
+    if _is_published(source, config):
+        return config.val_fraction is not None
+    return not (source.splits == "val").any()
+
+
+def _is_published(source: Source, config: DataConfig) -> bool:
+    has_test = bool((source.splits == "test").any())
+    return config.protocol == "published" and source.published and has_test and not config.folds
+
+
+def _published(
+    source: Source, order: np.ndarray, test: np.ndarray, config: DataConfig, seed: int, copies: Copies | None
+) -> Split:
     """All that does not test trains, validation pictures too, as papers have it; what tests is looked at once.
 
     Nothing is left then to choose the best epoch by, so the last is kept, unless part of the training pictures is held
@@ -66,23 +85,30 @@ def _published(source: Source, order: np.ndarray, test: np.ndarray, config: Data
     train = np.setdiff1d(np.arange(len(source)), test)
     if config.val_fraction is None:
         return Split(train, test[:0], test, "published protocol", report_on="test")
-    split = _held_out(source, train, order, config, seed)
+    split = _held_out(source, train, order, config, seed, copies)
     return replace(split, test=test, method=f"published protocol; {split.method}", report_on="test")
 
 
-def _held_out(source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int) -> Split:
+def _held_out(
+    source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int, copies: Copies | None
+) -> Split:
     """A split of the pictures at `train` alone."""
-    held = _hold_out(source, train, order[train], config, seed)
+    labels, order = source.labels[train], order[train]
+    units, sides = _units_and_sides(source, train, order, config, seed, copies)
+    held = sides == (config.fold if config.folds else 1)
+    held = _keep_a_picture_of_each_class(labels, held, order, units)
     how = f"fold {config.fold} of {config.folds}" if config.folds else f"{_fraction(config):g} held out"
     grouped = ", groups kept together" if source.groups is not None else ""
-    return Split(train[~held], train[held], train[:0], f"{how}, stratified{grouped}, seed {seed}")
+    copied = ", copies kept together" if len(units) > units.max(initial=-1) + 1 and not grouped else ""
+    return Split(train[~held], train[held], train[:0], f"{how}, stratified{grouped}{copied}, seed {seed}")
 
 
 def _fraction(config: DataConfig) -> float:
     return HELD_OUT if config.val_fraction is None else config.val_fraction
 
 
-def _check(source: Source, config: DataConfig) -> None:
+def check_can_split(source: Source, config: DataConfig) -> None:
+    """Raises where no split can be made, whatever the pictures show."""
     if len(source.classes) < 2 and not source.kind.dense and not source.multilabel:
         raise WeftError(f"{source.root} has only one class ({source.classes[0]!r}); a classifier needs two or more.")
     if not np.isin(source.splits, ("train", "")).any():
@@ -97,26 +123,98 @@ def _check(source: Source, config: DataConfig) -> None:
         raise WeftError(f"{source.root} has its own validation pictures; leave out data.folds={config.folds}.")
 
 
-def _hold_out(source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int) -> np.ndarray:
-    """Which of the training pictures validate: (len(train),) bool."""
-    labels = source.labels[train]
+def _units_and_sides(
+    source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int, copies: Copies | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unit and side of each training picture: (n,) numbers; side 1, or the fold's, validates.
+
+    Where too many resemble each other, as frames of a video do, some side would be left with too little. Then only
+    equal pictures stay together, and where these join too many groups, groups alone.
+    """
     shares = np.full(config.folds, 1 / config.folds) if config.folds else _shares(_fraction(config))
-    held = config.fold if config.folds else 1
-    groups = None
+    labels, groups, group_order = source.labels[train], np.arange(len(train)), order
     if source.groups is not None:
         names, groups = np.unique(source.groups[train], return_inverse=True)
-        if len(names) < max(2, config.folds):
-            raise WeftError(f"{source.root} has {many(len(names), 'group')}, too few for {max(2, config.folds)} sides.")
-        side = _deal(labels, groups, _order((name.encode("utf-8", "surrogatepass") for name in names), seed), shares)
-        mask = side[groups] == held
-    elif source.multilabel:
-        mask = _deal(labels, np.arange(len(train)), order, shares) == held
-    elif config.folds:
-        mask = np.empty(len(train), bool)
-        mask[np.lexsort((order, labels))] = np.arange(len(train)) % config.folds == config.fold
-    else:
-        mask = _part(labels, order, max(_fraction(config), 1 / len(train)))
-    return _keep_a_picture_of_each_class(labels, mask, order, groups)
+        if len(names) < len(shares):
+            raise WeftError(f"{source.root} has {many(len(names), 'group')}, too few for {len(shares)} sides.")
+        group_order = _order((name.encode("utf-8", "surrogatepass") for name in names), seed)
+    units, sides = groups, np.zeros(len(train), np.int64)
+    for pairs in _less_and_less(copies, len(source), train, may_part=source.groups is not None):
+        units = _unite(groups, pairs)
+        unit_order = np.full(units.max() + 1, np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(unit_order, units, group_order[groups])
+        sides = _deal_units(source, labels, units, unit_order, config, shares)
+        if _all_have_enough(labels, sides, shares):
+            break
+    return units, sides
+
+
+def _all_have_enough(labels: np.ndarray, sides: np.ndarray, shares: np.ndarray) -> bool:
+    """Whether each side has half of its share, and a picture of each class of which it should have two."""
+    total = _count(labels)
+    for side, share in enumerate(shares):
+        here = _count(labels[sides == side], len(total))
+        if (sides == side).sum() < 0.5 * share * len(labels) or ((here == 0) & (share * total >= 2)).any():
+            return False
+    return True
+
+
+def _count(labels: np.ndarray, classes: int = 0) -> np.ndarray:
+    """(classes,) pictures of each."""
+    return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+
+
+def _less_and_less(copies: Copies | None, pictures: int, train: np.ndarray, may_part: bool) -> Iterator[np.ndarray]:
+    """Pairs of numbers in `train` to keep together: equal and near ones, equal ones, where copies may part none."""
+    if copies is not None and len(copies.equal) + len(copies.near):
+        for kept in (np.concatenate([copies.equal, copies.near]), copies.equal):
+            sets = _unite(np.arange(pictures), kept)[train]  # two may be copies of one that does not train
+            order = np.argsort(sets, kind="stable")
+            same = np.diff(sets[order]) == 0
+            yield np.stack([order[:-1][same], order[1:][same]], axis=1)
+        if not may_part:
+            return
+    yield np.empty((0, 2), np.int64)
+
+
+def _unite(groups: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """(n,) numbers of units, from 0: groups that a pair of pictures joins are one."""
+    parent = np.arange(groups.max() + 1)
+
+    def root(group: int) -> int:
+        while parent[group] != group:
+            parent[group] = group = parent[parent[group]]
+        return group
+
+    for one, other in groups[pairs].tolist():
+        low, high = sorted((root(one), root(other)))
+        parent[high] = low
+    while (parent[parent] != parent).any():
+        parent = parent[parent]
+    return np.unique(parent, return_inverse=True)[1][groups]
+
+
+def _deal_units(
+    source: Source, labels: np.ndarray, units: np.ndarray, order: np.ndarray, config: DataConfig, shares: np.ndarray
+) -> np.ndarray:
+    """(n,) the side of each picture; `order`: (U,) a random number for each unit."""
+    if source.groups is not None or source.multilabel:
+        return _deal(labels, units, order, shares)[units]
+    sides = np.empty(len(labels), np.int64)
+    alone = np.bincount(units)[units] == 1  # with one label, these need no search for the best side
+    sides[alone] = _deal_each(labels[alone], order[units[alone]], config)
+    copied, members = np.unique(units[~alone], return_inverse=True)
+    sides[~alone] = _deal(labels[~alone], members, order[copied], shares)[members]
+    return sides
+
+
+def _deal_each(labels: np.ndarray, order: np.ndarray, config: DataConfig) -> np.ndarray:
+    """(n,) the side of each picture, where each is by itself."""
+    if not config.folds:
+        return _part(labels, order, max(_fraction(config), 1 / max(1, len(labels)))).astype(np.int64)
+    sides = np.empty(len(labels), np.int64)
+    sides[np.lexsort((order, labels))] = np.arange(len(labels)) % config.folds
+    return sides
 
 
 def _order(names: Iterable[bytes], seed: int) -> np.ndarray:
@@ -176,16 +274,16 @@ def _deal(labels: np.ndarray, units: np.ndarray, order: np.ndarray, shares: np.n
 
 
 def _keep_a_picture_of_each_class(
-    labels: np.ndarray, held: np.ndarray, order: np.ndarray, groups: np.ndarray | None
+    labels: np.ndarray, held: np.ndarray, order: np.ndarray, units: np.ndarray
 ) -> np.ndarray:
-    """`held`, less what a class needs that would not be left with a single picture; whole groups go back."""
+    """`held`, less what a class needs that would not be left with a single picture; whole units go back."""
     held = held.copy()
     for number in _classes_without(labels, held):
         members = np.flatnonzero(labels[:, number] if labels.ndim == 2 else labels == number)
         if not held[members].all():
             continue  # an earlier class brought one back
         back = members[np.argmin(order[members])]
-        held[back if groups is None else groups == groups[back]] = False
+        held[units == units[back]] = False
     return held
 
 

@@ -81,6 +81,7 @@ def line_chart(
     show_x: Callable[[float], str] | None = None,
     mark: tuple[Point, str] | None = None,
     zero: bool = False,
+    linear: bool = False,
     height: int = HEIGHT,
     dashed: Collection[str] = (),
     inks: Mapping[str, int] | None = None,
@@ -88,7 +89,8 @@ def line_chart(
     """A chart of named lines, or None where none of them has a point; `show` writes a value of the y axis.
 
     The x axis has whole numbers only, such as epochs, unless `show_x` says how to write others. `zero`: the y axis
-    starts there; else it is logarithmic where the values span more than a factor of 300. `dashed`: names of lines.
+    starts there; else, unless it is to be `linear`, it is logarithmic where the values span more than a factor of 300.
+    `dashed`: names of lines.
     `inks`: the numbers of their colours, where these mean the same beyond this chart.
     """
     finite = {name: [p for p in points if math.isfinite(p[1])] for name, points in lines.items()}
@@ -96,7 +98,7 @@ def line_chart(
     if not everything:
         return None
     xs, ys = [x for x, _ in everything], [y for _, y in everything]
-    y_values, log = _y_ticks(min(ys), max(ys), zero)
+    y_values, log = _y_ticks(min(ys), max(ys), zero, linear)
     x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (xs[0] - 1, xs[0] + 1)
     x = Axis(x_low, x_high, LEFT, WIDTH - RIGHT)
     x_values = nice_ticks(x_low, x_high, 8, whole=show_x is None)
@@ -125,8 +127,8 @@ def nice_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def _y_ticks(low: float, high: float, zero: bool) -> tuple[list[float], bool]:
-    if low > 0 and high / low > 300 and not zero:
+def _y_ticks(low: float, high: float, zero: bool, linear: bool) -> tuple[list[float], bool]:
+    if low > 0 and high / low > 300 and not (zero or linear):
         return [10.0**i for i in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)], True
     low = min(low, 0.0) if zero else low
     if low == high == 0:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 ALPHA = 0.5  # of a colour over a picture
 DARK, DARKEST = 128, 32  # a picture without brighter pixels is brightened, but never so much that black noise is white
 CROWDED = 30  # from so many objects on only outlines are drawn
-NAMED = 15  # up to so many objects have their names beside them
+NAMED = 15  # up to so many objects have their names beside them; more have a legend
+LEGEND = 8  # classes in it, at most, and
+LEGEND_PART = 0.25  # of the picture
 BACKGROUND = {"background", "_background_", "bg"}
 
 # Okabe and Ito's colours, which people see apart however they see colours; what follows them is searched for
@@ -168,13 +170,15 @@ def paint_objects(
     """(H, W, 3) uint8: objects over the picture (H, W, 1 or 3), the surest on top.
 
     boxes (n, 4) left, top, right, bottom; labels (n,); scores (n,) or None; masks (n, H, W) bool or None. A class has
-    its colour; where there is one class only, objects take turns. Objects are filled and have names while
-    they are few; one class needs no names, and boxes are drawn where there are no masks or there are names.
+    its colour; where there is one class only, objects take turns. Objects are filled and have names and scores while
+    they are few; more have a legend. What is true of one class needs no names. Boxes are drawn where there are no masks
+    or there are names.
     """
     height, width = picture.shape[:2]
     painted = np.broadcast_to(picture, (height, width, 3)).copy()
     table = colours(max(len(classes), 1) if len(classes) > 1 else len(FIRST))
-    named = len(classes) > 1 and len(labels) <= NAMED
+    tells = len(labels) > 0 and (len(classes) > 1 or scores is not None)
+    named = tells and len(labels) <= NAMED
     line = max(1, round(min(height, width) / 320))
     order = range(len(labels)) if scores is None else np.argsort(scores, kind="stable").tolist()
     colour = [table[labels[i] if len(classes) > 1 else i % len(table)] for i in range(len(labels))]
@@ -184,7 +188,9 @@ def paint_objects(
     if masks is None or named:
         for i in order:
             _frame(painted, boxes[i], colour[i], line if masks is None else 1)
-    return _with_names(painted, boxes, labels, scores, classes, colour, order) if named else painted
+    if named:
+        return _with_names(painted, boxes, labels, scores, classes, colour, order)
+    return _with_legend(painted, boxes, labels, classes, table) if tells else painted
 
 
 def _paint_shape(painted: np.ndarray, mask: np.ndarray, colour: np.ndarray, alpha: float, line: int) -> None:
@@ -238,6 +244,43 @@ def _with_names(
         ink = "black" if np.dot(fill, (0.299, 0.587, 0.114)) > 110 else "white"
         draw.text((left + 2, top + 2), text, ink, font, anchor="lt")
     return np.asarray(image)
+
+
+def _with_legend(
+    painted: np.ndarray, boxes: np.ndarray, labels: np.ndarray, classes: Sequence[str], table: np.ndarray
+) -> np.ndarray:
+    """Each class with its colour and how many there are, in the corner that the fewest objects touch."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.fromarray(painted)
+    size = min(28, max(10, round(min(image.size) / 32)))
+    font, counts = ImageFont.load_default(size), np.bincount(labels, minlength=len(classes))
+    order: list[int] = [i for i in np.argsort(-counts, kind="stable").tolist() if counts[i]]
+    lines = [f"{printable(classes[i])[:24]} {counts[i]}" for i in order[:LEGEND]]
+    lines += [f"and {len(order) - LEGEND} classes more"] if len(order) > LEGEND else []
+    width = round(max(font.getlength(line) for line in lines)) + 2 * size
+    height = round(1.3 * size * len(lines)) + size // 2
+    if width * height > LEGEND_PART * image.width * image.height or width > image.width or height > image.height:
+        return painted
+    corners = [(x, y) for y in (0, image.height - height) for x in (0, image.width - width)]
+    left, top = min(corners, key=lambda corner: _touched(boxes, *corner, width, height))
+    part = painted[top : top + height, left : left + width]
+    image.paste(Image.fromarray((part * 0.25).astype(np.uint8)), (left, top))
+    draw = ImageDraw.Draw(image)
+    for number, line in enumerate(lines):
+        y = top + size // 2 + round(1.3 * size * number)
+        if number < LEGEND and len(classes) > 1:
+            fill = tuple(int(v) for v in table[order[number]])
+            draw.rectangle((left + size // 3, y, left + size, y + 2 * size // 3), fill=fill)
+        draw.text((left + round(1.4 * size), y), line, "white", font, anchor="lt")
+    return np.asarray(image)
+
+
+def _touched(boxes: np.ndarray, left: int, top: int, width: int, height: int) -> int:
+    """How many boxes reach into a rectangle."""
+    beside = (boxes[:, 0] >= left + width) | (boxes[:, 2] <= left)
+    apart = (boxes[:, 1] >= top + height) | (boxes[:, 3] <= top)
+    return int((~(beside | apart)).sum())
 
 
 def printable(text: str) -> str:

@@ -153,7 +153,7 @@ def curves(history: History, scores: dict[str, str], title: str = "Validation") 
     }
     return {
         "score": line_chart(
-            title, {name: _points(epochs, key) for name, key in scores.items()}, show=percent, mark=mark
+            title, {name: _points(epochs, key) for name, key in scores.items()}, show=percent, mark=mark, linear=True
         ),
         "loss": line_chart("Loss", losses),
         "lr": line_chart(

@@ -5,6 +5,8 @@ import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from weft.words import some
+
 PAIRS = 5  # confusions that are named
 SCORES = {  # what decides about a model; of masks and boxes, masks do
     **{"top1": "top-1", "map": "mAP", "miou": "mIoU"},
@@ -25,6 +27,12 @@ def confusion_line(pairs: Sequence[dict[str, Any]], amount: Callable[[dict[str, 
     named = [f"{pair['truth']} taken for {pair['said']} ({amount(pair)})" for pair in pairs[:PAIRS]]
     if named:
         yield f"\nMost confused: {', '.join(named)}"
+
+
+def unlearned_line(classes: Sequence[str]) -> Iterator[str]:
+    """Says which classes the numbers do not cover; nothing where they cover all."""
+    if classes:
+        yield f"Not measured: {some(classes)}, for training had no example of {'it' if len(classes) == 1 else 'them'}."
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.check.amounts import measure_targets
 from weft.data.check.check import QUICK_SECONDS, DataReport, check
-from weft.data.check.headers import QuickLook
+from weft.data.check.duplicates import find_copies
+from weft.data.check.headers import QuickLook, add_thumbnails
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source
-from weft.data.split import Split, make_split
+from weft.data.split import Split, check_can_split, holds_out, make_split
 from weft.engine.start import RunStart
 from weft.errors import WeftError
 from weft.run.recipes import AUTO, find_recipe
@@ -81,22 +83,30 @@ def open_data(config: Config, world: "World", say: Any, early: EarlyLook | None 
     """Opens, splits and checks the pictures, unless `early` has begun with the same ones."""
     early = early if early is not None and early.config == config.data else None
     source = open_sources(config, world) if early is None else early.source
-    look = early and early.look
-    with world.propagate_errors():
-        split = make_split(source, config.data, config.run.seed)
-    report: DataReport = world.on_main(lambda: check(source, split, quick=True, config=config.data, look=look))
+    split, report = world.on_main(lambda: split_and_check(source, config, early and early.look))
     for line in [*report.lines(), *describe_protocol(split)]:
         say(line)
     errors = [problem.text for problem in report.problems if problem.severity == "error"]
     with world.propagate_errors():
         if errors:
             raise WeftError(
-                f"{errors[0].rstrip('.')} (`weft check {config.data.source}` shows "
+                f"{errors[0].rstrip('.')} (`weft check {shlex.quote(config.data.source)}` shows "
                 + ("the rest)." if errors[1:] else "it).")
             )
     split = without(split, source, report.bad)
     report = world.on_main(lambda: measure_targets(source, split.train, report))
     return RunData(source, split, report)
+
+
+def split_and_check(source: Source, config: Config, look: QuickLook | None = None) -> tuple[Split, DataReport]:
+    """Looks at the pictures, so that the split can keep copies on one side, and says what was found."""
+    data = config.data
+    check_can_split(source, data)
+    scan = (look or QuickLook(source, data.max_pixels, QUICK_SECONDS)).result()
+    if holds_out(source, data):
+        add_thumbnails(source, scan, data.max_pixels)
+    split = make_split(source, data, config.run.seed, find_copies(scan))
+    return split, check(source, split, quick=True, config=data, scan=scan)
 
 
 def describe_protocol(split: Split) -> list[str]:

@@ -3,6 +3,7 @@
 Pictures are read through the loader, the preprocessing and the batches of training's validation, so all agree.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -210,10 +211,18 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         device=where,
         dtype=dtype,
         multilabel=bool(entry.get("multilabel", False)),
+        **facts_of_data(folder),
     )
     task = kind(config, facts)
     task.set_up(model)
     return Predictor(model, task)
+
+
+def facts_of_data(folder: Path) -> dict[str, Any]:
+    """Facts of the task that depend on the data a run was trained on; none of a model that is no run."""
+    file = folder / "data_report.json"
+    report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {key: report[key] for key in ("unlearned", "mask_values", "mask_colours") if key in report}
 
 
 def timms_preprocessing(model: nn.Module) -> Preprocessing:

@@ -255,6 +255,7 @@ class RunSession:
             multilabel=source.multilabel,
             labels=source.labels[self.data.split.train],
             pixel_counts=self.data.report.pixels or None,
+            unlearned=self.data.report.unlearned,
             distillation=make_distillation(config.loss, source, self.preprocessing, self.world.device),
         )
         task = make_task(source.task, config, facts)

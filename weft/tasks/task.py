@@ -5,7 +5,7 @@ A task is a slice. Its folder has everything that is special about it: `task` (a
 `weft.tasks.registry` knows tasks by their names.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -38,6 +38,9 @@ class TaskFacts:
     multilabel: bool = False  # classify: whether a picture may have several classes
     labels: np.ndarray | None = None  # of the training pictures; None: nothing is trained
     pixel_counts: list[int] | None = None  # segment: training pixels of each class, for the same
+    mask_values: Sequence[int] = ()  # segment: what stands for each class in the files of masks; (): its number
+    mask_colours: bool = False  # these are 0xRRGGBB
+    unlearned: Sequence[str] = ()  # classes that training has no example of, and that are therefore not measured
     distillation: Callable[[Tensor, Tensor, float], Tensor] | None = None  # classify: a loss to be added
 
 

@@ -123,7 +123,12 @@ class CocoReader:
             first = known[record["id"]]
             self.faults.add("duplicate-id", name, f"repeats the category id {record['id']} of {first} and is left out")
             return
-        known[record["id"]] = f"{name} {record['id']}" if name in known.values() else name
+        if name in known.values():
+            same = next(identity for identity, other in known.items() if other == name)
+            words = f"is the name of the categories {same} and {record['id']}, of which the second is called"
+            name = f"{name} {record['id']}"
+            self.faults.add("same-name", str(record["name"]), f"{words} {name!r}")
+        known[record["id"]] = name
 
     def _object(self, record: dict[str, Any]) -> None:
         row, file = len(self.objects.numbers), len(self.pictures)

@@ -18,6 +18,12 @@ class Objects:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def only(self, which: np.ndarray) -> "Objects":
+        """Those that are chosen by (n,) bool."""
+        shapes = [shape for shape, chosen in zip(self.shapes, which, strict=False) if chosen]
+        kept = (self.boxes[which], self.labels[which], self.crowd[which], self.area[which])
+        return Objects(*kept, shapes, self.size)
+
     @property
     def has_shapes(self) -> bool:
         return bool(self.shapes)

@@ -29,6 +29,7 @@ FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is co
     "missing-picture": ("warning", "picture", "with objects that cannot be found; left out"),
     "duplicate-id": ("warning", "id", "given twice; the same object counts once"),
     "repeated-picture": ("warning", "picture", "listed twice; counted once, with all objects"),
+    "same-name": ("warning", "name", "of two categories or more, which count as different classes; merge them if not"),
     "few-points": ("warning", "polygon", "of fewer than three points; left out"),
     "no-shape": ("warning", "object", "without a shape among others that have one; the box is taken for it"),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.config import DataConfig
-from weft.data.check.duplicates import equal_groups, near_pairs
+from weft.data.check.duplicates import equal_groups, near_pairs, one_of_each
 from weft.data.check.findings import LISTED, SEVERITIES, CopyPair, DataReport, Problem, Severity, quantiles
 from weft.data.check.headers import QuickLook
 from weft.data.check.scan import Progress, Scan, read_all
@@ -44,18 +44,18 @@ def check(
     quick: bool = False,
     config: DataConfig | None = None,
     progress: Progress | None = None,
-    look: QuickLook | None = None,
+    scan: Scan | None = None,
 ) -> DataReport:
     """Looks at every picture of `source` (quick: at headers, for about ten seconds) and says what it is.
 
     `split` says on which side a picture is; without it the layout's own split counts. `progress(done, of)` is called
-    now and then. `look` is a quick look at `source` that has begun already.
+    now and then. `scan` is what a look at `source` has found, where somebody has looked already.
     """
     start = time.monotonic()
     config = config or DataConfig()
-    if quick:
-        scan = (look or QuickLook(source, config.max_pixels, QUICK_SECONDS)).result(progress)
-    else:
+    if scan is None and quick:
+        scan = QuickLook(source, config.max_pixels, QUICK_SECONDS).result(progress)
+    elif scan is None:
         scan = read_all(source, config.max_pixels, progress)
     targets = look_at_targets(source, config, quick, progress)
     if targets.present is not None:  # from here on a picture's labels are what its mask or its objects show
@@ -63,6 +63,8 @@ def check(
     checked = CheckedSource(source, scan, _sides(source, split), config)
     problems = [*_unreadable(checked), *_leaks(checked), *_copies(checked), *_oddities(checked), *targets.problems]
     problems += _classes(checked) if not targets.has_checked_classes else ()
+    unlearned = checked.unlearned if targets.looked_at_all else []
+    problems += _unlearned(unlearned)
     problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     read = scan.records[scan.read]
     return DataReport(
@@ -90,6 +92,9 @@ def check(
         pixels=targets.pixels,
         object_sizes=targets.sizes,
         has_shapes=source.has_shapes,
+        mask_values=targets.mask_values,
+        mask_colours=targets.mask_colours,
+        unlearned=unlearned,
     )
 
 
@@ -125,13 +130,20 @@ class CheckedSource:
         return bool(np.array_equal(self.source.labels[a], self.source.labels[b]))
 
     @property
+    def unlearned(self) -> list[str]:
+        """Classes that validate or test, and have no training picture."""
+        if "train" not in self.counts:
+            return []
+        others = np.sum([counts for side, counts in self.counts.items() if side in ("val", "test")] or [[0]], axis=0)
+        return [self.source.classes[i] for i in np.flatnonzero((others > 0) & (np.array(self.counts["train"]) == 0))]
+
+    @property
     def is_split(self) -> bool:
         return set(self.counts) != {"all"}
 
-    def leak(self, pairs: list[tuple[int, int, float]]) -> Severity:
-        """How bad pictures on both sides are: an error, unless settings say otherwise or it was Weft that split."""
-        apart = any(self.source.splits[a] != self.source.splits[b] for a, b, _ in pairs)
-        return "error" if apart and self.config.leaks == "error" else "warning"
+    def leaks_by_itself(self, a: int, b: int) -> bool:
+        """Whether the data's own split parts two pictures, not Weft's."""
+        return bool(self.source.splits[a] != self.source.splits[b])
 
 
 def _unreadable(checked: CheckedSource) -> Iterable[Problem]:
@@ -166,7 +178,7 @@ def _leaks(checked: CheckedSource) -> Iterable[Problem]:
 
 def _copies(checked: CheckedSource) -> Iterable[Problem]:
     """The same picture on both sides, under two labels, or twice; then pictures that are almost the same."""
-    same = "same bytes" if checked.scan.thumbs is None else "same pixels"
+    same = "same pixels" if checked.scan.of_pixels else "same bytes"
     records, read = checked.scan.records, checked.scan.read
     read = read[~records["blank"][read]]
     across, torn, twice = [], [], []
@@ -180,30 +192,46 @@ def _copies(checked: CheckedSource) -> Iterable[Problem]:
         torn += [(int(group[0]), i, 0.0) for i in group[1:].tolist() if not checked.same_label(group[0], i)]
         for first, *others in sides.values():
             twice += [(first, i, 0.0) for i in others if checked.same_label(first, i)]
-    if across and checked.config.leaks != "ignore":
-        text = f"{many(len(across), 'picture')} on more than one side of the split ({same}): keep one of each."
-        yield checked.pairs(checked.leak(across), "leak", text, across)
+    if checked.config.leaks != "ignore":
+        yield from _pictures_on_two_sides(checked, across, same)
     if torn:
         text = f"{many(len(torn), 'picture')} with two different labels ({same}): at most one label is right."
         yield checked.pairs("warning", "label-conflict", text, torn)
     if twice:
-        where = "present more than once; a random split may put copies on both sides"
+        where = "present more than once; the split that Weft makes keeps copies on one side"
         where = "more than once on one side of the split" if checked.is_split else where
         yield checked.pairs("warning", "duplicate", f"{many(len(twice), 'picture')} {where} ({same}).", twice)
     if checked.scan.thumbs is not None:
         yield from _near_copies(checked, read)
 
 
+def _pictures_on_two_sides(
+    checked: CheckedSource, across: list[tuple[int, int, float]], same: str
+) -> Iterable[Problem]:
+    """The leaks of the data's own split, which are errors unless settings say otherwise; and those of Weft's."""
+    own = [pair for pair in across if checked.leaks_by_itself(*pair[:2])]
+    ours = [pair for pair in across if not checked.leaks_by_itself(*pair[:2])]
+    where = f"on more than one side of the split ({same})"
+    if own:
+        then = "keep one of each, or train all the same with --data.leaks warn"
+        severity: Severity = "error" if checked.config.leaks == "error" else "warning"
+        text = f"{many(len(own), 'picture')} {where}: {then if severity == 'error' else 'keep one of each'}."
+        yield checked.pairs(severity, "leak", text, own)
+    if ours:
+        why = "keep one of each" if checked.source.groups is None else "kept together they would join too many groups"
+        text = f"{many(len(ours), 'picture')} {where}: {why}."
+        yield checked.pairs("warning", "leak", text, ours)
+
+
 def _near_copies(checked: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
     # of equal pictures on one side, one is enough
+    hashes = checked.scan.records["hash"]
     side = np.unique(checked.sides[read], return_inverse=True)[1].astype(np.uint64)
-    keys = checked.scan.records["hash"][read] << np.uint64(2) | side
-    read = read[np.sort(np.unique(keys, return_index=True)[1])]
+    read = read[one_of_each(np.where(hashes[read] > 0, hashes[read] << np.uint64(2) | side, np.uint64(0)))]
     assert checked.scan.thumbs is not None
     pairs, distances = near_pairs(checked.scan.thumbs[read])
     pairs = read[pairs]
-    hashes = checked.scan.records["hash"]
-    new = hashes[pairs[:, 0]] != hashes[pairs[:, 1]]  # equal ones are reported as such
+    new = (hashes[pairs[:, 0]] != hashes[pairs[:, 1]]) | (hashes[pairs[:, 0]] == 0)  # equal ones are reported as such
     pairs, distances = pairs[new], distances[new]
     sides = checked.sides[pairs]
     apart = (sides[:, 0] != sides[:, 1]) & (sides != "").all(axis=1)
@@ -213,8 +241,17 @@ def _near_copies(checked: CheckedSource, read: np.ndarray) -> Iterable[Problem]:
             other = sum(not checked.same_label(a, b) for a, b, _ in found)
             labels = f"; {other} of them with different labels" if other else ""
             where = " on two sides of the split" if kind == "near-leak" else " on one side" * checked.is_split
-            text = f"{many(len(found), 'pair')} of almost equal pictures{where}{labels}."
+            ours = kind == "near-leak" and not any(checked.leaks_by_itself(a, b) for a, b, _ in found)
+            then = "; too many to keep together: say with --data.group what belongs together" if ours else ""
+            text = f"{many(len(found), 'pair')} of almost equal pictures{where}{labels}{then}."
             yield checked.pairs("warning" if kind == "near-leak" or other else "note", kind, text, found)
+
+
+def _unlearned(classes: list[str]) -> Iterable[Problem]:
+    if classes:
+        text = "that cannot be learned, for want of training pictures, and is not measured"
+        text = f"{many(len(classes), 'class')} {text if len(classes) == 1 else text.replace('is not', 'are not')}"
+        yield Problem("warning", "untrained-class", f"{text}: {some(classes)}.", classes, count=len(classes))
 
 
 def _classes(checked: CheckedSource) -> Iterable[Problem]:
@@ -224,7 +261,6 @@ def _classes(checked: CheckedSource) -> Iterable[Problem]:
     validated = np.array(checked.counts["val"]) > 0 if {"train", "val"} <= checked.counts.keys() else learned >= 0
     rules: list[tuple[Severity, str, np.ndarray, str]] = [
         ("warning", "empty-class", total == 0, "without pictures"),
-        ("warning", "untrained-class", (learned == 0) & (total > 0), "that cannot be learned: no training pictures"),
         ("warning", "single-picture", learned == 1, "with a single training picture"),
         ("note", "few-pictures", (learned > 1) & (learned < 10), "with fewer than 10 training pictures"),
         ("note", "unvalidated-class", (learned > 0) & ~validated, "without validation pictures"),

@@ -8,8 +8,11 @@ pictures of trousers on black all do, so no fixed threshold would serve both.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+
+from weft.data.check.scan import Scan
 
 BITS = 7  # hashes of copies differ by no more
 NEARER = 0.25  # a copy is at most so far away, compared with the nearest hundredth of other pictures
@@ -20,6 +23,33 @@ BATCH = 1 << 20  # pairs compared at once
 
 _LOW = sorted(((v, u) for v in range(12) for u in range(12) if u + v), key=lambda f: (sum(f), f))[:64]
 _POPCOUNT = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Pairs of positions in a source: a split keeps both pictures of a pair on one side."""
+
+    equal: np.ndarray  # (P, 2): of pictures with one hash, each and the next
+    near: np.ndarray  # (P, 2)
+
+
+def find_copies(scan: Scan) -> Copies:
+    """Finds what `scan` can tell: equal files or pixels always, almost equal pictures where there are thumbnails."""
+    read, hashes = scan.read, scan.records["hash"]
+    known = read[hashes[read] != 0]
+    order = known[np.argsort(hashes[known], kind="stable")]
+    same = hashes[order][1:] == hashes[order][:-1]
+    near = np.empty((0, 2), int)
+    if scan.thumbs is not None:
+        different = read[one_of_each(hashes[read])]
+        near = different[near_pairs(scan.thumbs[different])[0]]
+    return Copies(np.stack([order[:-1][same], order[1:][same]], axis=1), near)
+
+
+def one_of_each(hashes: np.ndarray) -> np.ndarray:
+    """Sorted positions of the first picture of each hash; 0 is no hash, so that all of these are kept."""
+    first = np.unique(hashes, return_index=True)[1]
+    return np.union1d(first, np.flatnonzero(hashes == 0))
 
 
 def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:

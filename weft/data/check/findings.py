@@ -85,9 +85,13 @@ class DataReport:
         default_factory=dict
     )  # detect: quantiles of the root of areas; a run's: of training
     has_shapes: bool = False  # detect: objects have shapes, not only boxes
+    mask_values: list[int] = field(default_factory=list)  # segment: what stands for each class in files, where known
+    mask_colours: bool = False  # these are 0xRRGGBB
+    unlearned: list[str] = field(default_factory=list)  # classes that validate or test, and have no training picture
 
     def has(self, severity: Severity) -> int:
-        return sum(problem.severity == severity for problem in self.problems)
+        """How many were found, the notes of the source among them."""
+        return sum(problem.severity == severity for problem in self.problems) + (severity == "note") * len(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,7 +141,6 @@ class DataReport:
 
     def verdict(self) -> str:
         counts = {severity: self.has(severity) for severity in SEVERITIES}
-        counts["note"] += len(self.notes)
         found = [many(n, severity) for severity, n in counts.items() if n]
         seen = "" if self.looked_at == self.pictures else f" in a sample of {self.looked_at} of them"
         how = f"quick check{seen}: headers and equal files" if self.quick else f"every picture decoded{seen}"

@@ -21,13 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from weft.data.check.scan import Progress, Scan, checked_header, digest_of, in_threads, try_to
+from weft.data.check.scan import THUMB, Progress, Scan, checked_header, digest_of, in_threads, thumbnail, try_to
 from weft.data.read import Header, decode
 from weft.data.sources.source import Source
 
 FEW = 2_000  # pictures at which threads have looked before processes have started
 PART = 500  # pictures that a process looks at before it answers
 SMALL = 1 << 16  # bytes of files that are read whole: a disk fetches no less for a header
+THUMBED = 5_000  # pictures at most, and
+THUMBED_PIXELS = 250_000_000  # in all of them, of which thumbnails are made: seconds of one core
 GRACE = 5.0  # seconds after the deadline in which a process may end its part
 
 
@@ -133,6 +135,24 @@ class QuickLook:
         deadline = time.monotonic() + 0.4 * self.seconds
         for index, found in in_threads(lambda i: _hash_bytes(self.source.open(i)), large.tolist(), None, deadline):
             scan.records["hash"][index] = 0 if isinstance(found, str) else found
+
+
+def add_thumbnails(source: Source, scan: Scan, max_pixels: int) -> None:
+    """Decodes all pictures where they are few and small: headers decide that, not the clock, since a split asks."""
+    found = scan.records[scan.read]
+    shrunk = np.where(np.isin(found["format"], ("JPEG", "MPO")), 4, 1)  # these are decoded at a part of their size
+    pixels = (found["width"].astype(np.int64) * found["height"] // shrunk).sum()
+    if len(scan.read) > THUMBED or pixels > THUMBED_PIXELS:
+        return
+    scan.thumbs = np.zeros((len(source), THUMB, THUMB), np.uint8)  # nothing to see: no copy of anything
+
+    def look(index: int) -> np.ndarray:
+        channels = int(scan.records["channels"][index])
+        return thumbnail(decode(source.open(index), channels=channels, max_pixels=max_pixels, at_least=(64, 64)))
+
+    for index, answer in in_threads(look, scan.read.tolist(), None):
+        if not isinstance(answer, str):
+            scan.thumbs[index] = answer
 
 
 # In a process of the pool ---------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from weft.data.check.findings import Problem, Severity
 from weft.data.check.scan import LookLimits, look_at_all
 from weft.data.masks.classes import MaskContent, find_contradictions, mask_kind
-from weft.data.masks.values import BadMask, MaskFiles
+from weft.data.masks.values import BadMask, Coding, MaskFiles
 from weft.data.sources.source import JoinedReaders, Source
 from weft.words import many, some
 
@@ -109,6 +110,14 @@ def _summarise(source: Source, index: int, max_pixels: int) -> MaskSummary:
         return MaskSummary(_count(targets(position)), None, False)
     looked = targets.examine(position, max_pixels)
     return MaskSummary(_count(looked.mask), mask_kind(targets.files.paths[position], looked.raw), looked.turned)
+
+
+def coding_of(targets: Any) -> Coding | None:
+    """Which value stands for which class in files of masks; None where there are none, or several ways."""
+    if isinstance(targets, JoinedReaders):
+        found = {coding_of(reader) for reader in targets.readers}
+        return found.pop() if len(found) == 1 else None
+    return targets.coding if isinstance(targets, MaskFiles) else None
 
 
 def _count(mask: np.ndarray) -> np.ndarray:

@@ -51,6 +51,7 @@ class Scan:
     bad: dict[int, str] = field(default_factory=dict)  # position to reason
     profiles: dict[int, str] = field(default_factory=dict)  # position to a colour profile that is not sRGB
     thumbs: np.ndarray | None = None  # (N, 16, 16) uint8 where pixels were decoded
+    of_pixels: bool = False  # hashes are of pixels, not of files
 
     @classmethod
     def of(cls, pictures: int) -> "Scan":
@@ -70,6 +71,7 @@ class Scan:
 def read_all(source: Source, max_pixels: int, progress: Progress | None = None) -> Scan:
     """Decodes every picture once, in threads: Pillow lets go of the interpreter while it decodes."""
     scan = Scan.of(len(source))
+    scan.of_pixels = True
     thumbs = scan.thumbs = np.zeros((len(source), THUMB, THUMB), np.uint8)
 
     def look(index: int) -> tuple[Header, int, int, bool, np.ndarray]:
@@ -77,7 +79,7 @@ def read_all(source: Source, max_pixels: int, progress: Progress | None = None) 
         found, size = checked_header(file, max_pixels)
         pixels = decode(file, channels=found.channels, max_pixels=max_pixels, at_least=(64, 64))
         blank = bool((pixels == pixels[0, 0]).all())
-        return found, size, _hash(found, pixels), blank, _thumb(pixels)
+        return found, size, _hash(found, pixels), blank, thumbnail(pixels)
 
     for index, answer in in_threads(look, range(len(source)), progress):
         if isinstance(answer, str):
@@ -107,8 +109,8 @@ def checked_header(file: Any, max_pixels: int) -> tuple[Header, int]:
     return found, size
 
 
-def _thumb(pixels: np.ndarray) -> np.ndarray:
-    """(16, 16) uint8."""
+def thumbnail(pixels: np.ndarray) -> np.ndarray:
+    """The whole picture in grey: (16, 16) uint8."""
     return np.asarray(viewable(pixels).convert("L").resize((THUMB, THUMB), Image.Resampling.BILINEAR))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from weft.config import DataConfig
 from weft.data.check.boxes import check_boxes
 from weft.data.check.findings import Problem
-from weft.data.check.masks import check_masks
+from weft.data.check.masks import check_masks, coding_of
 from weft.data.check.scan import LookLimits, Progress
 from weft.data.sources.source import Source
 from weft.data.targets import MASKS, OBJECTS
@@ -23,6 +23,9 @@ class TargetFindings:
     pixels: list[int] = field(default_factory=list)  # of each class, in masks
     sizes: dict[str, float] = field(default_factory=dict)  # quantiles of the root of objects' areas
     has_checked_classes: bool = False  # pixels tell more about classes than pictures do
+    looked_at_all: bool = True  # so that a class which was not seen is not there
+    mask_values: list[int] = field(default_factory=list)  # what stands for each class in the files of masks
+    mask_colours: bool = False  # these are 0xRRGGBB
 
 
 def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: Progress | None) -> TargetFindings:
@@ -34,8 +37,17 @@ def look_at_targets(source: Source, config: DataConfig, quick: bool, progress: P
 
 
 def _look_at_masks(source: Source, limits: LookLimits) -> TargetFindings:
-    found = check_masks(source, limits)
-    return TargetFindings(found.problems, found.bad, found.present, found.pixels, has_checked_classes=True)
+    found, coding = check_masks(source, limits), coding_of(source.targets)
+    return TargetFindings(
+        found.problems,
+        found.bad,
+        found.present,
+        found.pixels,
+        has_checked_classes=True,
+        looked_at_all=found.looked_at == len(source),
+        mask_values=coding.of_classes(len(source.classes)) if coding else [],
+        mask_colours=bool(coding and coding.colours),
+    )
 
 
 def _look_at_objects(source: Source, limits: LookLimits) -> TargetFindings:

@@ -153,6 +153,11 @@ class Coding:
             return f"value {shown[0]} is not a class ({self.describe()})"
         return f"values {listed(shown)} are not classes ({self.describe()})"
 
+    def of_classes(self, classes: int) -> list[int]:
+        """The value that stands for each class, of several the lowest; empty where a class has none."""
+        first = {number: value for value, number in reversed([*zip(self.values, self.numbers, strict=True)])}
+        return [first[number] for number in range(classes)] if first.keys() >= {*range(classes)} else []
+
     def describe(self) -> str:
         """`classes are 0 to 10, ignored are 11 and 255`"""
         used = [v for v, n in zip(self.values, self.numbers, strict=True) if n != IGNORE]

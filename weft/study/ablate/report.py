@@ -45,7 +45,7 @@ def short_row(line: SummaryLine) -> list[str]:
     paper = percent_as_printed(line.paper)
     if line.paper_difference is not None:
         paper += f" ({line.paper_difference:+.1f})"
-    return [line.row.name, *costs(line.cost), score(line), format_difference(line.difference), line.verdict, paper]
+    return [line.name, *costs(line.cost), score(line), format_difference(line.difference), line.verdict, paper]
 
 
 def result_header(study: Study) -> list[str]:
@@ -56,7 +56,7 @@ def result_header(study: Study) -> list[str]:
 def result_row(line: SummaryLine) -> list[str]:
     printed = percent_as_printed(line.paper)
     apart = DASH if line.paper_difference is None else f"{line.paper_difference:+.1f}"
-    return [line.row.name, score(line), format_difference(line.difference), printed, apart, line.verdict]
+    return [line.name, score(line), format_difference(line.difference), printed, apart, line.verdict]
 
 
 COLUMN_NAMES = {**SCORES, "macs": "MACs", "miou_scales": "mIoU, several scales"}
@@ -72,7 +72,7 @@ def cost_row(line: SummaryLine) -> list[str]:
     paper = line.row.paper
     printed = [f"{paper[key]:g} {unit}" if key in paper else DASH for key, unit in (("parameters", "M"), ("macs", "G"))]
     here = [f"{line.full.parameters / 1e6:.2f} M", f"{line.full.macs:.2f} G"] if line.full else [DASH, DASH]
-    return [line.row.name, *printed, *here, *costs(line.cost)]
+    return [line.name, *printed, *here, *costs(line.cost)]
 
 
 def scored(study: Study) -> str:

@@ -25,8 +25,15 @@ class SummaryLine:
     difference: Difference | None = None  # to its base row; None for that itself
     paper: float | None = None  # its score there, in per cent
     paper_difference: float | None = None  # in points
+    model: str = ""  # that is trained
     is_trained: bool = True
     errors: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The row by what was trained, with the paper's name beside it where that is another network."""
+        stands_in = self.model and self.row.full is not None and self.row.full.model != self.model
+        return f"{self.model} ({self.row.name})" if stands_in else self.row.name
 
     @property
     def verdict(self) -> str:
@@ -95,6 +102,7 @@ def summarise(
                 sd=sd,
                 difference=difference_by_seed(scores[row.name], scores[row.base]) if row.base != row.name else None,
                 paper=paper[row.name],
+                model=plan.networks[row.name].model if row.name in plan.networks else "",
                 is_trained=row.is_trained(plan.request.as_published),
                 paper_difference=_minus(paper[row.name], paper[row.base]) if row.base != row.name else None,
                 errors=tuple(errors[row.name]),

@@ -12,9 +12,9 @@ from weft.data.loader import Batch
 from weft.data.sources.renamed import relabelled
 from weft.data.sources.source import Source
 from weft.errors import WeftError
-from weft.report.text import columns, confusion_line
+from weft.report.text import columns, confusion_line, unlearned_line
 from weft.tasks.classify.metrics import ClassifyMeter, average_precisions, micro_f1
-from weft.tasks.metrics import mean_over
+from weft.tasks.metrics import are_measured, mean_over
 
 BINS = 15  # of equal width, for the calibration error
 MATRIX_CLASSES = 200  # with more classes only the most confused pairs are kept
@@ -51,20 +51,32 @@ class ClassifyEvaluation:
     multilabel: bool
     logits: np.ndarray  # (N, classes) float32
     labels: np.ndarray  # (N,) int64; or (N, classes) bool where multi-label
+    unlearned: Sequence[str] = ()  # classes that are not measured; where one label is right, without pictures here
 
     def metrics(self) -> dict[str, Any]:
         """All numbers, ready for JSON; loss, top-1 and top-5, or mAP, are those of `ClassifyMeter`, to the last digit.
 
         A class without pictures has zeros, an `n` of 0, and no part in means over classes.
 
-        `temperature` is fitted on these very pictures, so `ece_after_temperature` is what it can reach at best; on
-        other pictures it is somewhat larger.
+        `ece_after_temperature` is measured with each half of the pictures divided by what was fitted on the other
+        half; `temperature` is fitted on all, and 1 where that did not help.
         """
-        meter = ClassifyMeter(len(self.classes), self.multilabel)
+        meter = ClassifyMeter(len(self.classes), self.multilabel, measured=self._measured)
         for start in range(0, len(self.logits), 1024):  # not all at once: float64 takes twice the memory
             part = slice(start, start + 1024)
             meter.add(torch.from_numpy(self.logits[part]), torch.from_numpy(self.labels[part]))
-        return {"n": len(self.names), **(self._multi_label(meter) if self.multilabel else self._single_label(meter))}
+        not_measured = {"unlearned": list(self.unlearned)} if self.unlearned else {}
+        numbers = self._multi_label(meter) if self.multilabel else self._single_label(meter)
+        return {"n": len(self.names), **not_measured, **numbers}
+
+    def without(self, unlearned: Sequence[str]) -> "ClassifyEvaluation":
+        """The evaluation without these classes: of one label the pictures that have it go, of several the label."""
+        kept = np.ones(len(self.names), bool)
+        if not self.multilabel:
+            kept = are_measured(self.classes, unlearned)[self.labels]
+        names = [name for name, keep in zip(self.names, kept, strict=True) if keep]
+        answers = {"names": names, "logits": self.logits[kept], "labels": self.labels[kept]}
+        return replace(self, **answers, unlearned=tuple(unlearned))
 
     def lines(self, metrics: dict[str, Any]) -> Iterator[str]:
         if self.multilabel:
@@ -75,10 +87,8 @@ class ClassifyEvaluation:
             top5 = f"   top-5 {metrics['top5']:.2%}" if "top5" in metrics else ""
             interval = f"(95 % interval {low:.2%} to {high:.2%})"
             yield f"top-1 {metrics['top1']:.2%} {interval}{top5}   loss {metrics['loss']:.4f}"
-            yield (
-                f"calibration error {metrics['ece']:.4f}; {metrics['ece_after_temperature']:.4f} with logits divided by"
-                f" {metrics['temperature']:.3f}, a temperature fitted on these pictures"
-            )
+            yield f"calibration error {metrics['ece']:.4f}; {_describe_temperature(metrics)}"
+        yield from unlearned_line(self.unlearned)
         yield ""
         keys = [key for key in ("ap", "precision", "recall", "f1") if key in metrics["per_class"][0]]
         rows = [[row["name"], f"{row['n']:,}", *(f"{row[key]:.3f}" for key in keys)] for row in metrics["per_class"]]
@@ -122,8 +132,7 @@ class ClassifyEvaluation:
         n, right = len(self.labels), round(result["top1"] * len(self.labels))
         counts = [np.bincount(x, minlength=len(self.classes)) for x in (self.labels, self._said, self._hits)]
         per_class = self._per_class(*counts)
-        temperature = fit_temperature(self.logits, self.labels)
-        bins, bins_after = self._reliability(1.0), self._reliability(temperature)
+        bins = self._reliability(1.0)
         return {
             **result,
             "top1_interval": wilson(right, n),
@@ -134,9 +143,7 @@ class ClassifyEvaluation:
             "confusion": self._confusion(),
             "confused_pairs": [{"truth": p.truth, "said": p.said, "n": p.n} for p in self.confused_pairs(PAIRS)],
             "ece": calibration_error(bins),
-            "temperature": temperature,
-            "temperature_fitted_on": "the same pictures",
-            "ece_after_temperature": calibration_error(bins_after),
+            **self._temperature(calibration_error(bins)),
             "reliability": bins,
         }
 
@@ -145,6 +152,23 @@ class ClassifyEvaluation:
         shares, most = counts / max(1, counts.sum()), int(counts.argmax())
         guessed = float((shares**2).sum())
         return {"name": self.classes[most], "share": float(shares[most]), "guessed_by_share": guessed}
+
+    def _temperature(self, error: float) -> dict[str, Any]:
+        """Fitted on one half of the pictures and judged on the other, both ways round; 1 where that helps nothing."""
+        fitted = np.ones((len(self.labels), 1))
+        for half, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+            fitted[other] = fit_temperature(self.logits[half], self.labels[half])
+        after = calibration_error(self._reliability(fitted))
+        helps = after < error and self._loss(fitted) < self._loss(1.0)
+        return {
+            "temperature": fit_temperature(self.logits, self.labels) if helps else 1.0,
+            "temperature_fitted_on": "one half of these pictures, judged on the other",
+            "ece_after_temperature": after if helps else error,
+        }
+
+    @property
+    def _measured(self) -> np.ndarray:
+        return are_measured(self.classes, self.unlearned)
 
     @property
     def _said(self) -> np.ndarray:
@@ -162,12 +186,28 @@ class ClassifyEvaluation:
             return None
         return np.bincount(self.labels * c + self._said, minlength=c * c).reshape(c, c).tolist()
 
-    def _confidence(self, temperature: float = 1.0) -> np.ndarray:
-        """(N,) the probability of the class that was said."""
-        parts = [(z / temperature).softmax(dim=1).amax(dim=1) for z in _chunks(self.logits)]
+    def _confidence(self, temperature: float | np.ndarray = 1.0) -> np.ndarray:
+        """(N,) the probability of the class that was said; `temperature`: one for all, or (N, 1)."""
+        parts = [z.softmax(dim=1).amax(dim=1) for z in self._divided(temperature)]
         return torch.cat([torch.zeros(0, dtype=torch.float64), *parts]).numpy()
 
-    def _reliability(self, temperature: float) -> list[dict[str, Any]]:
+    def _loss(self, temperature: float | np.ndarray) -> float:
+        """Cross-entropy, summed over the pictures."""
+        parts, start = [0.0], 0
+        for z in self._divided(temperature):
+            labels = torch.from_numpy(self.labels[start : start + len(z)])
+            parts.append(float(torch.nn.functional.cross_entropy(z, labels, reduction="sum")))
+            start += len(z)
+        return sum(parts)
+
+    def _divided(self, temperature: float | np.ndarray) -> Iterator[Tensor]:
+        """Logits over temperatures, a part at a time."""
+        temperatures, start = torch.from_numpy(np.broadcast_to(temperature, (len(self.labels), 1)).copy()), 0
+        for z in _chunks(self.logits):
+            yield z / temperatures[start : start + len(z)]
+            start += len(z)
+
+    def _reliability(self, temperature: float | np.ndarray) -> list[dict[str, Any]]:
         """For each bin of confidence: its limits, how many pictures, their mean confidence and accuracy."""
         edges = np.linspace(0, 1, BINS + 1)
         confidence, right = self._confidence(temperature), self._said == self.labels
@@ -190,7 +230,7 @@ class ClassifyEvaluation:
         return {
             "loss": result["loss"],
             "map": result["map"],
-            "f1_micro": micro_f1(said, self.labels),
+            "f1_micro": micro_f1(said[:, self._measured], self.labels[:, self._measured]),
             "f1_macro": self._f1_macro(per_class, counts),
             "per_class": per_class,
         }
@@ -205,12 +245,19 @@ class ClassifyEvaluation:
 
     def _f1_macro(self, per_class: list[dict[str, Any]], counts: list[np.ndarray]) -> float:
         """Mean over the classes that occur or were said."""
-        return mean_over(np.array([row["f1"] for row in per_class]), counts[0] + counts[1] > 0)
+        return mean_over(np.array([row["f1"] for row in per_class]), (counts[0] + counts[1] > 0) & self._measured)
 
     def _spell(self, label: Any) -> str:
         if np.ndim(label):
             return ", ".join(self.classes[c] for c in np.flatnonzero(label)) or "none"
         return self.classes[label]
+
+
+def _describe_temperature(metrics: dict[str, Any]) -> str:
+    if metrics["temperature"] == 1:
+        return "dividing the logits by a temperature does not make it smaller"
+    after, by = metrics["ece_after_temperature"], metrics["temperature"]
+    return f"{after:.4f} with logits divided by {by:.3f}, a temperature fitted on one half and judged on the other"
 
 
 def nearest_valid(logits: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -285,8 +332,16 @@ def _chunks(logits: np.ndarray) -> Iterator[Tensor]:
 class ClassifyCollector:
     """Logits and labels of the pictures at `indices`, in the model's classes; unreadable pictures are left out."""
 
-    def __init__(self, source: Source, indices: np.ndarray, classes: list[str], multilabel: bool):
+    def __init__(
+        self,
+        source: Source,
+        indices: np.ndarray,
+        classes: list[str],
+        multilabel: bool,
+        unlearned: Sequence[str] = (),
+    ):
         self.source, self.indices, self.classes, self.multilabel = source, indices, classes, multilabel
+        self.unlearned = unlearned
         self.truth, self.valid = self._truth()
         self.row = {index: i for i, index in enumerate(np.asarray(indices).tolist())}
         self.logits, self.rows = [np.zeros((0, len(classes)), np.float32)], []
@@ -302,7 +357,10 @@ class ClassifyCollector:
         if self.valid is not None:
             labels = nearest_valid(logits, self.valid[self.rows])
         names = [self.source.names[self.indices[i]] for i in self.rows]
-        return ClassifyEvaluation(names, self.classes, self.multilabel, logits, labels)
+        whole = ClassifyEvaluation(names, self.classes, self.multilabel, logits, labels)
+        present = np.flatnonzero(labels.any(axis=0)) if self.multilabel else np.unique(labels)
+        unlearned = [name for name in (self.classes[i] for i in present) if name in self.unlearned]
+        return whole.without(unlearned) if unlearned else whole
 
     def _truth(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Labels, and all labels that count as right where the source has several, in the model's classes."""

@@ -50,10 +50,21 @@ class ClassifyMeter:
 
     `add` never waits for the device. Single-label state is four whole numbers, for any number of classes; mAP is
     no sum, so multi-label scores are kept, in the memory of the host. `Evaluation.metrics()` gives the same digits.
+
+    `measured`, (classes,) bool, leaves pictures of other classes out, or, where multi-label, the other classes.
     """
 
-    def __init__(self, num_classes: int, multilabel: bool = False, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        num_classes: int,
+        multilabel: bool = False,
+        device: torch.device | str = "cpu",
+        measured: np.ndarray | None = None,
+    ):
         self.num_classes, self.multilabel = num_classes, multilabel
+        measured = np.ones(num_classes, bool) if measured is None else measured
+        self.measured = None if measured.all() else torch.from_numpy(measured).to(device)  # most often all of them are
+        self.columns = torch.from_numpy(np.flatnonzero(measured)).to(device)
         self.totals = torch.zeros(4, dtype=torch.int64, device=device)  # pictures, loss in units, top-1, top-5
         self.logits: list[Tensor] = []  # multi-label: (B, classes) each
         self.labels: list[Tensor] = []
@@ -63,16 +74,20 @@ class ClassifyMeter:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """(B, classes) logits, and (B,) classes or (B, classes) zeros and ones."""
-        logits = logits.detach().float()
-        units = (picture_losses(logits, labels) / LOSS_UNIT).round().long().sum()
-        pictures = torch.full_like(units, len(labels))
+        logits, counts = logits.detach().float(), torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+        if self.measured is not None and self.multilabel:
+            logits, labels = logits[:, self.columns], labels[:, self.columns]
+        elif self.measured is not None:
+            counts = self.measured[labels]
+        units = ((picture_losses(logits, labels) / LOSS_UNIT).round().long() * counts).sum()
+        pictures = counts.sum()
         if self.multilabel:
             self.totals += torch.stack([pictures, units, units * 0, units * 0])
             self.logits.append(logits.to("cpu", non_blocking=True))
             self.labels.append((labels > 0.5).to("cpu", non_blocking=True))
         else:
             rank = ranks(logits, labels)
-            self.totals += torch.stack([pictures, units, (rank < 1).sum(), (rank < 5).sum()])
+            self.totals += torch.stack([pictures, units, ((rank < 1) & counts).sum(), ((rank < 5) & counts).sum()])
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> None:
         """Adds up over the processes of `group` (all of them for None); each process calls it once, at the end."""
@@ -88,7 +103,7 @@ class ClassifyMeter:
         """Multi-label: (N, classes) logits and (N, classes) bool labels, on the host."""
         if self.totals.is_cuda:
             torch.cuda.synchronize(self.totals.device)  # the copies may still be on their way
-        empty = torch.zeros(0, self.num_classes)
+        empty = torch.zeros(0, len(self.columns))
         return torch.cat([empty, *self.logits]), torch.cat([empty.bool(), *self.labels])
 
     def result(self) -> dict[str, float]:

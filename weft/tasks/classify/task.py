@@ -23,6 +23,7 @@ from weft.tasks.classify.loss import make_loss
 from weft.tasks.classify.metrics import ClassifyMeter, count_hits
 from weft.tasks.classify.predict import LabelWriter, Prediction, named
 from weft.tasks.classify.report import classify_values
+from weft.tasks.metrics import are_measured
 from weft.tasks.task import TaskFacts
 
 EVAL_BATCH = 128  # of validation, `weft eval` and `weft predict` alike, so that their digits agree
@@ -41,6 +42,7 @@ class Classify:
     def __init__(self, config: Config, facts: TaskFacts):
         self.config, self.classes, self.multilabel = config, facts.classes, facts.multilabel
         self.preprocessing, self.device, self.dtype = facts.preprocessing, facts.device, facts.dtype
+        self.unlearned = facts.unlearned
         self.score = "map" if self.multilabel else "top1"
         if facts.labels is not None:  # else nothing is trained, and settings of training do not matter
             self._prepare_training(facts.labels)
@@ -100,7 +102,8 @@ class Classify:
         return loss, count_hits(logits.detach(), y)
 
     def meter(self) -> ClassifyMeter:
-        return ClassifyMeter(len(self.classes), self.multilabel, self.device)
+        measured = are_measured(self.classes, self.unlearned)
+        return ClassifyMeter(len(self.classes), self.multilabel, self.device, measured)
 
     def dummy_batch(self, count: int) -> Batch:
         """A batch of grey pictures, of the right size and type."""
@@ -125,7 +128,7 @@ class Classify:
         return model
 
     def collector(self, source: Source, indices: np.ndarray) -> ClassifyCollector:
-        return ClassifyCollector(source, indices, self.classes, self.multilabel)
+        return ClassifyCollector(source, indices, self.classes, self.multilabel, self.unlearned)
 
     def prediction(self, name: str, answer: Tensor, batch: Batch, row: int, *, top: int, score: float) -> Prediction:
         return named(name, answer, self.classes, top, self.multilabel)

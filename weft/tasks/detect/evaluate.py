@@ -1,6 +1,6 @@
 """Evaluation of a detector: objects found and missed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from weft.data.boxes.objects import Objects
 from weft.data.loader import Batch
 from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Source
-from weft.report.text import columns, number
+from weft.report.text import columns, number, unlearned_line
 from weft.tasks.detect.coco import DETECTIONS, RECALL_STEPS, Detections, Kind, Precision, overlaps
 from weft.tasks.detect.metrics import DetectMeter
 
@@ -31,6 +31,7 @@ class DetectEvaluation:
     sizes: list[tuple[int, int]]  # height, width
     masks: bool  # whether masks are measured, too
     most: int = DETECTIONS  # answers that a picture may have
+    unlearned: Sequence[str] = ()  # classes that are not measured: without objects here
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -46,6 +47,7 @@ class DetectEvaluation:
             minlength=len(self.classes),
         )
         numbers: dict[str, Any] = {"n": len(self.names), "objects": int(counts.sum())}
+        numbers |= {"unlearned": list(self.unlearned)} if self.unlearned else {}
         for kind, p in self.precisions.items():
             sizes = {f"{kind}_ap_{area}": p.ap(area=area) for area in ("small", "medium", "large")}
             numbers |= {f"{kind}_ap": p.ap(), f"{kind}_ap50": p.ap(0.5), f"{kind}_ap75": p.ap(0.75), **sizes}
@@ -62,6 +64,7 @@ class DetectEvaluation:
         parts = {"": "AP", "50": "AP50", "75": "AP75", "_small": "small", "_medium": "medium", "_large": "large"}
         rows = [[kind, *(number(metrics[f"{kind}_ap{key}"]) for key in parts)] for kind in kinds or self.kinds[:1]]
         yield from columns([["", *parts.values()], *rows], right=range(1, 7))
+        yield from unlearned_line(self.unlearned)
         yield ""
         rows = [
             [row["name"], f"{row['n']:,}", *(number(row[f"{kind}_ap"]) for kind in kinds)]
@@ -115,8 +118,9 @@ def matched(found: Detections, truth: Objects, iou: np.ndarray) -> tuple[int, in
 class DetectCollector:
     """Objects found in the pictures of a source, and true ones; unreadable pictures are left out."""
 
-    def __init__(self, source: Source, classes: list[str], meter: DetectMeter, masks: bool):
+    def __init__(self, source: Source, classes: list[str], meter: DetectMeter, masks: bool, unlearned: Sequence[str]):
         self.source, self.classes, self.meter, self.masks = in_classes(source, classes), classes, meter, masks
+        self.unlearned = unlearned
 
     def update(self, answers: list[dict[str, Tensor]], batch: Batch) -> None:
         self.meter.update(answers, batch)
@@ -124,4 +128,5 @@ class DetectCollector:
     def evaluation(self) -> DetectEvaluation:
         names = [self.source.names[index] for index in sorted(self.meter.rows)]
         columns = self.meter.columns()
-        return DetectEvaluation(names, self.classes, *columns, masks=self.masks, most=self.meter.most)
+        facts = {"masks": self.masks, "most": self.meter.most, "unlearned": self.unlearned}
+        return DetectEvaluation(names, self.classes, *columns, **facts)

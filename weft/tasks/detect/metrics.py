@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
@@ -11,17 +12,22 @@ from weft.tasks.detect.coco import Detections, Kind, Precision, restore
 
 
 class DetectMeter:
-    """Keeps what was found and what is true, on the host, masks as run lengths, until the precision is asked for."""
+    """Keeps what was found and what is true, on the host, masks as run lengths, until the precision is asked for.
 
-    def __init__(self, classes: int, has_shapes: bool, most: int) -> None:
+    Objects of classes that are not `measured`, (classes,) bool, do not count as missed.
+    """
+
+    def __init__(self, classes: int, has_shapes: bool, most: int, measured: np.ndarray | None = None) -> None:
         self.classes, self.most = classes, most
+        self.measured = np.ones(classes, bool) if measured is None else measured
         self.kinds: tuple[Kind, ...] = ("box", "mask") if has_shapes else ("box",)
         self.rows: dict[int, tuple[Detections, Objects, tuple[int, int]]] = {}  # by position in the source
 
     def update(self, answers: list[dict[str, Tensor]], batch: Batch) -> None:
         shown = [(picture.shape[1], picture.shape[2]) for picture in batch.pictures]
         found = [restore(*one) for one in zip(answers, shown, batch.sizes, strict=True)]
-        self.rows.update(zip(batch.index.tolist(), zip(found, batch.labels, batch.sizes, strict=True), strict=True))
+        truth = [objects.only(self.measured[objects.labels]) for objects in batch.labels]
+        self.rows.update(zip(batch.index.tolist(), zip(found, truth, batch.sizes, strict=True), strict=True))
 
     def reduce(self) -> None:
         """Every process gets the rows of all."""

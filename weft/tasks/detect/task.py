@@ -21,6 +21,7 @@ from weft.tasks.detect.evaluate import DetectCollector
 from weft.tasks.detect.metrics import DetectMeter
 from weft.tasks.detect.predict import ObjectPrediction, ObjectWriter, located
 from weft.tasks.detect.report import detect_values
+from weft.tasks.metrics import are_measured
 from weft.tasks.task import TaskFacts, to_device
 
 EVAL_BATCH = 8  # of validation, `weft eval` and `weft predict` alike
@@ -42,6 +43,7 @@ class Detect:
     def __init__(self, config: Config, facts: TaskFacts):
         self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
         self.device, self.dtype = facts.device, facts.dtype
+        self.unlearned = facts.unlearned
         self.has_shapes = config.model.head == choose.WITH_SHAPES
         self.augmentation = DetectAugmentation(config.augment, self.preprocessing)
         self.score = "mask_ap" if self.has_shapes else "box_ap"
@@ -80,7 +82,8 @@ class Detect:
         return loss * (len(x) / denominator), torch.zeros_like(loss)
 
     def meter(self) -> DetectMeter:
-        return DetectMeter(len(self.classes), self.has_shapes, self.config.test.detections)
+        measured = are_measured(self.classes, self.unlearned)
+        return DetectMeter(len(self.classes), self.has_shapes, self.config.test.detections, measured)
 
     def dummy_batch(self, count: int) -> Batch:
         """Grey pictures with objects side by side."""
@@ -124,7 +127,7 @@ class Detect:
         return model.backbone  # pyright: ignore[reportReturnType]
 
     def collector(self, source: Source, indices: np.ndarray) -> DetectCollector:
-        return DetectCollector(source, self.classes, self.meter(), self.has_shapes)
+        return DetectCollector(source, self.classes, self.meter(), self.has_shapes, self.unlearned)
 
     def prediction(
         self, name: str, answer: dict[str, Tensor], batch: Batch, row: int, *, top: int, score: float

@@ -12,7 +12,8 @@ from weft.data.loader import Batch
 from weft.data.sources.renamed import in_classes
 from weft.data.sources.source import Source
 from weft.errors import WeftError
-from weft.report.text import columns, confusion_line, number
+from weft.report.text import columns, confusion_line, number, unlearned_line
+from weft.tasks.metrics import are_measured
 from weft.tasks.segment.metrics import SegmentMeter, ious, segment_metrics
 
 PAIRS = 50  # most confused ones that are listed
@@ -40,12 +41,15 @@ class SegmentEvaluation:
     said: np.ndarray  # (N, K) pixels that were given it
     hits: np.ndarray  # (N, K) both
     units: int  # summed loss, as `SegmentMeter` counts it
+    unlearned: Sequence[str] = ()  # classes that are not measured: their pixels are none of the above
 
     @classmethod
-    def of(cls, names: list[str], classes: list[str], meter: SegmentMeter) -> "SegmentEvaluation":
+    def of(
+        cls, names: list[str], classes: list[str], meter: SegmentMeter, unlearned: Sequence[str] = ()
+    ) -> "SegmentEvaluation":
         """The evaluation of the pictures that a meter has seen and kept."""
         truth, said, hits = torch.stack(meter.pictures, dim=1).cpu().numpy()  # (N, K) each
-        return cls(names, classes, meter.confusion.cpu().numpy(), truth, said, hits, int(meter.units))
+        return cls(names, classes, meter.confusion.cpu().numpy(), truth, said, hits, int(meter.units), unlearned)
 
     def metrics(self) -> dict[str, Any]:
         """All numbers, ready for JSON; loss, mIoU and accuracies are those of `SegmentMeter`, to the last digit.
@@ -54,9 +58,12 @@ class SegmentEvaluation:
         """
         pixels, hits = self.confusion.sum(axis=1), self.confusion.diagonal()
         iou, defined = ious(pixels, self.confusion.sum(axis=0), hits)
+        measured = are_measured(self.classes, self.unlearned)
+        defined &= measured
         return {
             "n": len(self.names),
-            **segment_metrics(self.confusion, self.units),
+            **({"unlearned": list(self.unlearned)} if self.unlearned else {}),
+            **segment_metrics(self.confusion, self.units, measured),
             "per_class": [
                 {
                     "name": name,
@@ -74,6 +81,7 @@ class SegmentEvaluation:
         accuracy = f"pixel accuracy {number(metrics['pixel_accuracy'], 4)}"
         mean, loss = f"mean accuracy {number(metrics['mean_accuracy'], 4)}", f"loss {number(metrics['loss'], 4)}"
         yield f"mIoU {number(metrics['miou'], 4)}   {accuracy}   {mean}   {loss}"
+        yield from unlearned_line(self.unlearned)
         yield ""
         pixels = sum(row["pixels"] for row in metrics["per_class"]) or 1
         rows = [
@@ -114,9 +122,12 @@ class SegmentEvaluation:
 class SegmentCollector:
     """Pixel counts of the pictures at `indices`, in the model's classes; unreadable pictures are left out."""
 
-    def __init__(self, source: Source, indices: np.ndarray, classes: list[str], device: torch.device):
+    def __init__(
+        self, source: Source, indices: np.ndarray, classes: list[str], device: torch.device, unlearned: Sequence[str]
+    ):
         self.source, self.indices, self.classes = in_classes(source, classes), indices, classes
-        self.meter, self.names = SegmentMeter(len(classes), device, keep=True), []
+        measured, self.unlearned = are_measured(classes, unlearned), unlearned
+        self.meter, self.names = SegmentMeter(len(classes), device, keep=True, measured=measured), []
 
     def update(self, answers: Sequence[Tensor], batch: Batch) -> None:
         self.meter.update(answers, batch)
@@ -125,4 +136,4 @@ class SegmentCollector:
     def evaluation(self) -> SegmentEvaluation:
         if not self.names:
             raise WeftError(f"{self.source.root}: none of the {len(self.indices)} pictures to evaluate can be read.")
-        return SegmentEvaluation.of(self.names, self.classes, self.meter)
+        return SegmentEvaluation.of(self.names, self.classes, self.meter, self.unlearned)

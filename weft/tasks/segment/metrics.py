@@ -24,11 +24,22 @@ class SegmentMeter:
     """Adds up the validation of one epoch: one confusion matrix over the pixels of all pictures, and the loss.
 
     Answers are brought to the size of the mask, bilinearly, before the class is chosen. `update` never waits for the
-    device. With `keep`, `pictures` also has the numbers of each picture, for `weft.tasks.segment.evaluate`.
+    device. With `keep`, `pictures` also has the numbers of each picture, for `weft.tasks.segment.evaluate`. Pixels of
+    classes that are not `measured`, (K,) bool, are ignored as if they had no label.
     """
 
-    def __init__(self, num_classes: int, device: torch.device | str = "cpu", keep: bool = False):
+    def __init__(
+        self,
+        num_classes: int,
+        device: torch.device | str = "cpu",
+        keep: bool = False,
+        measured: np.ndarray | None = None,
+    ):
         self.num_classes, self.keep = num_classes, keep
+        self.measured = np.ones(num_classes, bool) if measured is None else measured
+        counts = np.ones(256, bool)
+        counts[:num_classes], counts[IGNORE] = self.measured, False
+        self.counts = torch.from_numpy(counts).to(device)  # by value of a mask
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)  # truth, said
         self.units = torch.zeros(1, dtype=torch.int64, device=device)  # summed cross-entropy
         self.pictures: list[Tensor] = []  # (3, K) each: pixels that are of a class, that were given it, and both
@@ -41,7 +52,7 @@ class SegmentMeter:
     def add(self, answer: Tensor, mask: Tensor) -> None:
         """One picture: (K, h, w) and (H, W)."""
         answer, truth = resized(answer[None].float(), mask.shape)[0], mask.long()
-        valid = truth != IGNORE
+        valid = self.counts[truth]
         own = answer.gather(0, (truth * valid)[None])[0]  # the probability of the right class
         losses = -own.nan_to_num(nan=0).clamp(min=LEAST_PROBABILITY).double().log() * valid
         self.units += (losses.sum() / LOSS_UNIT).round().long()
@@ -64,20 +75,21 @@ class SegmentMeter:
             dist.all_reduce(self.units, group=group)
 
     def result(self) -> dict[str, float]:
-        return segment_metrics(self.confusion.cpu().numpy(), int(self.units))
+        return segment_metrics(self.confusion.cpu().numpy(), int(self.units), self.measured)
 
 
-def segment_metrics(confusion: np.ndarray, units: int) -> dict[str, float]:
+def segment_metrics(confusion: np.ndarray, units: int, measured: np.ndarray) -> dict[str, float]:
     """`{"loss", "miou", "pixel_accuracy", "mean_accuracy"}` of a (K, K) confusion and the summed loss in units.
 
     `loss` is the mean cross-entropy of the labelled pixels. `miou` is the mean over the classes that occur in truth or
-    answers, `mean_accuracy` over those that occur in truth; a mean over nothing is 0.
+    answers, and are measured, `mean_accuracy` over those that occur in truth; a mean over nothing is 0.
     """
     truth, hits = confusion.sum(axis=1), confusion.diagonal()
+    iou, defined = ious(truth, confusion.sum(axis=0), hits)
     pixels = max(int(truth.sum()), 1)
     return {
         "loss": units * LOSS_UNIT / pixels,
-        "miou": mean_over(*ious(truth, confusion.sum(axis=0), hits)),
+        "miou": mean_over(iou, defined & measured),
         "pixel_accuracy": int(hits.sum()) / pixels,
         "mean_accuracy": mean_over(hits / np.maximum(truth, 1), truth > 0),
     }

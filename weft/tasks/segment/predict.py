@@ -44,13 +44,21 @@ def class_map(scores: Tensor, size: tuple[int, int]) -> Tensor:
 class MaskWriter:
     """The predictions for many pictures as text and, where there is a folder, as masks, overlays and predictions.json.
 
-    A mask is a PNG whose pixel values are positions in the model's classes.
+    A mask is a PNG coded as those of training were: `values` stand for the classes, or are their `colours`, 0xRRGGBB.
     """
 
     def __init__(
-        self, classes: Sequence[str], preprocessing: Preprocessing, found: GivenPictures, out: Path | None, top: int
+        self,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        found: GivenPictures,
+        out: Path | None,
+        top: int,
+        values: Sequence[int],
+        colours: bool,
     ):
         self.classes, self.top, self.palette = classes, top, palette(classes)
+        self.values, self.colours = values, colours
         self.names, self.shares, self.errors, self.rows = found.names, [], [], []
         self.folder = ResultFolder(out, found, preprocessing) if out is not None else None
 
@@ -63,7 +71,10 @@ class MaskWriter:
         row: dict[str, Any] = {"name": prediction.name, "error": prediction.error}
         if prediction.mask is not None:
             file = self.folder.file(index, ".png")
-            write_mask(file, prediction.mask, self.palette)
+            if self.colours:
+                write_colours(file, prediction.mask, self.values)
+            else:
+                write_values(file, prediction.mask, self.values, self.palette)
             skip = background(self.classes)
             self.folder.write_overlay(
                 index, paint_mask(self.folder.picture(index), prediction.mask, self.palette, skip=skip)
@@ -71,10 +82,17 @@ class MaskWriter:
             row |= {"mask": file.name, "shares": parts}
         self.rows.append(row)
 
+    def _shown(self, number: int) -> int | str:
+        """Names what stands for a class in the written masks."""
+        return f"#{self.values[number]:06x}" if self.colours else self.values[number]
+
     def close(self) -> ResultTexts:
         if self.folder is not None:
             pairs = zip(self.classes, self.palette, strict=True)
-            legend = [{"id": i, "name": n, "colour": f"#{c.tobytes().hex()}"} for i, (n, c) in enumerate(pairs)]
+            legend = [
+                {"id": i, "value": self._shown(i), "name": n, "colour": f"#{c.tobytes().hex()}"}
+                for i, (n, c) in enumerate(pairs)
+            ]
             self.folder.write_json({"classes": legend, "pictures": self.rows})
         rows = [
             {"name": name, "shares": parts, "error": error}
@@ -88,12 +106,23 @@ class MaskWriter:
         )
 
 
-def write_mask(file: Path, mask: np.ndarray, palette: np.ndarray) -> None:
-    """(H, W) uint8 as a PNG whose values are those of the mask and whose palette has their colours."""
+def write_values(file: Path, mask: np.ndarray, values: Sequence[int], palette: np.ndarray) -> None:
+    """(H, W) classes as a PNG that has the value of each class, and its colour in the palette."""
     from PIL import Image
 
-    image = Image.fromarray(mask)
-    image.putpalette(palette.tobytes())
+    table = np.zeros((max(values) + 1, 3), np.uint8)
+    table[values] = palette
+    image = Image.fromarray(np.array(values, np.uint8)[mask])
+    image.putpalette(table.tobytes())
+    write_atomic(file, lambda path: image.save(path, "PNG"))
+
+
+def write_colours(file: Path, mask: np.ndarray, values: Sequence[int]) -> None:
+    """(H, W) classes as a PNG in RGB that has the colour of each class, given as 0xRRGGBB."""
+    from PIL import Image
+
+    table = np.array([[value >> 16, value >> 8 & 255, value & 255] for value in values], np.uint8)
+    image = Image.fromarray(table[mask])
     write_atomic(file, lambda path: image.save(path, "PNG"))
 
 

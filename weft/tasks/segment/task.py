@@ -24,6 +24,7 @@ from weft.data.sources.source import Source
 from weft.errors import WeftError
 from weft.report.run import RunReport
 from weft.tasks.choose import window_size
+from weft.tasks.metrics import are_measured
 from weft.tasks.segment import choose
 from weft.tasks.segment.evaluate import SegmentCollector
 from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
@@ -52,6 +53,8 @@ class Segment:
     def __init__(self, config: Config, facts: TaskFacts):
         self.config, self.classes, self.preprocessing = config, facts.classes, facts.preprocessing
         self.device, self.dtype, self.pixel_counts = facts.device, facts.dtype, facts.pixel_counts
+        self.unlearned = facts.unlearned
+        self.mask_values, self.mask_colours = facts.mask_values or range(len(facts.classes)), facts.mask_colours
         side = config.augment.img_size
         self.augmentation = SegmentAugmentation(config.augment, self.preprocessing, (side, side))
         self.window = config.test.window or side  # of test.mode=slide
@@ -116,10 +119,10 @@ class Segment:
         return [answers[i] for i in range(len(answers))]
 
     def meter(self) -> SegmentMeter:
-        return SegmentMeter(len(self.classes), self.device)
+        return SegmentMeter(len(self.classes), self.device, measured=are_measured(self.classes, self.unlearned))
 
     def collector(self, source: Source, indices: np.ndarray) -> SegmentCollector:
-        return SegmentCollector(source, indices, self.classes, self.device)
+        return SegmentCollector(source, indices, self.classes, self.device, self.unlearned)
 
     def set_up(self, model: nn.Module) -> None:
         """Nothing to do: how a picture is looked at is decided here, not in the model."""
@@ -136,7 +139,8 @@ class Segment:
         return MaskPrediction(name, None, why)
 
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> MaskWriter:
-        return MaskWriter(self.classes, self.preprocessing, pictures, out, top)
+        values = (self.mask_values, self.mask_colours)
+        return MaskWriter(self.classes, self.preprocessing, pictures, out, top, *values)
 
     def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
         return "report_segment.html.j2", segment_values(run)
