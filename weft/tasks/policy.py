@@ -12,10 +12,11 @@ Batch             About 400 steps, of 8 to 32 pictures on a CPU and 32 to 256 on
 Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3; half of it for
                   models without a convolutional trunk. Short runs want high rates.
 Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
-Augmentation      Crops and flips. Erasing from 20 epochs on. RandAugment from 80 on (magnitude 6), stronger from
-                  200 on (9): a run that sees a picture ten times has no time for its disguises.
-Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on, and none in the
-                  last third of the run: what is learnt last is whole pictures.
+Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on. RandAugment from 80 on (magnitude 6), stronger from
+                  200 on (9): a run that sees a picture ten times has no time for its disguises. Nano models, which
+                  have little to overfit with, stay at the weaker one.
+Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on (not of nano models),
+                  and none in the last third of the run: what is learnt last is whole pictures.
 Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always.
 From weights      A tenth of the rate, falling by 0.75 from layer to layer, light augmentation, at most 30 epochs:
                   see `finetune_settings`.
@@ -36,6 +37,7 @@ LEAST_SEEN = 6_400  # pictures below which hardly anything is learnt
 SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
+LIGHT = 15  # epochs below which small pictures are only mirrored
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
 CONVOLUTIONAL = ("vt_resnet", "resnet", "convnext", "efficientnet", "regnet")  # trunks that take twice the rate
@@ -84,6 +86,8 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     model = chosen.get("model.name", now.model)
     settings |= finetune_settings(epochs) if now.weights else scratch_settings(epochs, model)
     settings["run.val_epochs"] = _validated(epochs)
+    if epochs < LIGHT and now.side <= SMALL_SIDE:
+        settings["augment.crop"] = "resize"  # small pictures are not even shifted
     if now.depth != 8:
         settings.pop("augment.policy", None)  # its operations are for bytes
     return settings, why + _reasons(now, settings, epochs, speed)
@@ -98,7 +102,7 @@ def scratch_settings(epochs: float, model: str) -> Settings:
         settings["augment.erase"] = 0.25
     if epochs < MIXES:
         return settings | {"model.drop_path": 0.0}
-    strong = epochs >= MIXES_MORE
+    strong = epochs >= MIXES_MORE and "nano" not in model
     return settings | {
         "augment.scale": [0.25, 1.0],
         "augment.policy": f"rand-m{9 if strong else 6}-mstd0.5-inc1",
