@@ -73,6 +73,11 @@ D4  test_check.test_every_planted_problem_is_found_and_nothing_else test_hostile
     test_dense_runs.test_copies_on_both_sides_stop
 D5  test_hostile.test_very_few_pictures_train test_split.test_very_few_pictures
     test_hostile.test_what_cannot_work_gets_one_line test_dense_runs.test_very_few_pictures_train
+
+And what that checklist does not have, found by people who were careless or meant harm:
+
+O1  Outputs that are files replace nothing but what Weft wrote, never data, never an input.
+    test_outputs.test_nothing_of_others_is_overwritten test_outputs.test_what_weft_wrote_is_written_again
 """
 
 import ast
@@ -809,14 +814,17 @@ def test_a_finished_run_has_nothing_left_to_do(command, broken):
 # The table above ----------------------------------------------------------------------------------------------------
 
 LINES = [
-    f"{letter}{number}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for number in range(1, most + 1)
+    *(f"{letter}{n}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for n in range(1, most + 1)),
+    *(f"O{n}" for n in range(1, 2)),
 ]
 
 
 def test_every_line_of_the_checklist_has_tests_that_exist():
     table = str(__doc__).partition("exist):\n\n")[2]
     cells = re.split(r"^([A-Z]\d)  ", table, flags=re.MULTILINE)[1:]
-    named = dict(zip(cells[::2], map(str.split, cells[1::2]), strict=True))
+    tests_of = (re.findall(r"\btest_\w+\.test_\w+", cell) for cell in cells[1::2])
+    named = dict(zip(cells[::2], tests_of, strict=True))
+    assert all(named.values())
     assert list(named) == LINES
     tests = {name for names in named.values() for name in names}
     for file in {test.split(".")[0] for test in tests}:

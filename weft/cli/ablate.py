@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from weft.cli.options import Flag, Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive, check_ratio
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def ablate(
         init=init,
     )
     folder = study_folder(out, "ablate", chosen.name)
+    check_outside(folder, [data])
     if plan:
         plan_ablation(chosen, request, Execution(folder, seeds, jobs, device, say))
         return

@@ -9,17 +9,17 @@ from cyclopts import Parameter
 
 from weft.cli.options import (
     Flag,
+    Force,
     Keys,
     Names,
     OutFile,
-    check_out,
     print_columns,
     progress_of,
     say,
     settings_of,
     study_folder,
-    write_out,
 )
+from weft.cli.outputs import MEASUREMENTS, OutputFile, check_outputs, check_outside
 from weft.errors import WeftError, check_positive, check_ratio
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def bench(
     fuse: bool = True,
     fast: bool = True,
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    force: Force = False,
     compare: str = "",
     epochs: str = "",
     fractions: str = "",
@@ -90,6 +91,8 @@ def bench(
         WEFT_KERNELS=off in the environment keeps what these two do, but for Weft's kernels.
     as_json
         Write the numbers to this file, with machine, versions and settings; - for standard output.
+    force
+        Replace that file even where Weft did not write it.
     compare
         Train the models on these pictures, and compare what they reach.
     epochs
@@ -108,7 +111,8 @@ def bench(
     keys
         With --compare: settings of the trainings, such as --optim.lr 0.001.
     """
-    check_out(json=as_json)
+    file = OutputFile("json", as_json, MEASUREMENTS)
+    check_outputs(file, force=force)
     form = dict(train=train, compile=compile, replay=replay, fuse=fuse, fast=fast)
     if compare:
         _refuse_speed_options(**form, against=against, json=as_json, dtype=dtype, seconds=seconds)
@@ -125,7 +129,7 @@ def bench(
     seconds = 3.0 if seconds is None else seconds
     check_ratio(seconds=seconds)
     settings = _speed_settings(models[0], device, batch, img_size, dtype, **form)
-    _measure(models, against, settings, seconds, as_json)
+    _measure(models, against, settings, seconds, file)
 
 
 # Speed --------------------------------------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ def _speed_settings(
 
 
 def _measure(
-    models: Sequence[str], against: Sequence[str], settings: "SpeedSettings", seconds: float, as_json: str
+    models: Sequence[str], against: Sequence[str], settings: "SpeedSettings", seconds: float, file: OutputFile
 ) -> None:
     """Measures, prints and writes; exit code 1 where a model failed."""
     from weft.study.speed import report
@@ -173,13 +177,12 @@ def _measure(
     with progress_of("timings", quiet=False) as progress:
         rows = measure(models, against, settings, seconds, progress)
     result = report.as_json(rows, settings, seconds)
-    if as_json:
-        write_out(as_json, json.dumps(result, indent=2) + "\n")
-    if as_json != "-":
+    file.write(json.dumps(result, indent=2) + "\n")
+    if file.name != "-":
         print(report.title(result))
         _print_rows(rows, report.as_table(rows))
-        if as_json:
-            print(f"Wrote {as_json}.")
+        if file.name:
+            print(f"Wrote {file.name}.")
     if any(row.error for row in rows):
         sys.exit(1)
 
@@ -249,6 +252,7 @@ def _compare(
 
     common = prepare_study(data, models, name_settings(given), recipe, say)
     folder = study_folder(out, "compare", data, *models)
+    check_outside(folder, [data])
     design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
     say(f"{len(design.names())} trainings -> {folder}")
     found = compare(folder, design, jobs=jobs, device=device, watch=say_progress(say, design.names()))

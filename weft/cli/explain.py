@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from weft.cli.options import Names, progress_of
+from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_writable
 
 
@@ -47,6 +48,7 @@ def explain(
         raise WeftError("No pictures given; name files, folders or patterns.")
     out = out or Path(f"explain-{Path(run).resolve().name}")
     check_writable(out)
+    check_outside(out, [*pictures, masks])
 
     from weft.explain.compare import explain_subjects
     from weft.run.subjects import open_subjects

@@ -14,6 +14,7 @@ Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_
 Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 Flag = Parameter(negative="")
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")]
+Force = Annotated[bool, Flag]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="")]
 OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
@@ -78,20 +79,3 @@ def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
     from weft.report.text import columns
 
     print("\n".join(columns(rows, right)))
-
-
-def check_out(**files: str) -> None:
-    """Raises for an option whose file cannot be written, before the work and not after it."""
-    for option, file in files.items():
-        path = Path(file)
-        if file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise WeftError(f"--{option} {path} cannot be written; name a file in a folder that exists.")
-
-
-def write_out(file: str, text: str) -> None:
-    if file == "-":
-        print(text, end="")
-    else:
-        from weft.files import write_text
-
-        write_text(Path(file), text)

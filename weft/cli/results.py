@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Keys, OutFile, check_out, progress_of, settings_of, write_out
+from weft.cli.options import Flag, Force, Keys, OutFile, progress_of, settings_of
+from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
 from weft.errors import WeftError, check_positive, check_writable
 
 SCORE = 0.5  # as `weft.run.predictor` has it, which the help must not import
@@ -82,6 +83,7 @@ def predict(
     score: Annotated[float, Parameter(negative="")] = SCORE,
     csv: Annotated[str, OutFile] = "",
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    force: Force = False,
     batch: Annotated[int | None, Parameter(negative="")] = None,
     device: str = "auto",
     workers: Annotated[int, Parameter(negative="")] = -1,
@@ -105,6 +107,8 @@ def predict(
         Write a table to this file; - for standard output.
     as_json
         Write JSON to this file; - for standard output.
+    force
+        Replace such a file even where Weft did not write it. Pictures and runs are never replaced.
     batch
         Pictures at once.
     device
@@ -120,12 +124,11 @@ def predict(
         raise WeftError("--csv and --json cannot both go to standard output; give one of them a file.")
     if not 0 <= score <= 1:
         raise WeftError(f"--score {score:g} is no probability; choose a number from 0 to 1.")
-    check_out(csv=csv, json=as_json)
+    files = OutputFile("csv", csv, TABLE), OutputFile("json", as_json, PREDICTIONS)
+    check_outputs(*files, force=force, data=pictures, run=run)
     if out is not None:
         check_writable(out)
-        inputs = [Path(picture).resolve() for picture in pictures if Path(picture).is_dir()]
-        if any(out.resolve().is_relative_to(folder) for folder in inputs):
-            raise WeftError(f"--out {out} lies among the pictures; choose a place outside of them.")
+        check_outside(out, pictures)
 
     from weft.data.given import GivenPictures
     from weft.run.predictor import load
@@ -135,6 +138,7 @@ def predict(
     if out is not None and not predictor.task.writes_pictures:
         raise WeftError(f"{run} holds a classifier, which has no pictures to write; leave --out, take --csv.")
     found = GivenPictures(list(pictures), predictor.task.name)
+    refuse_inputs(files, found.files)
     writer = predictor.task.results(found, out, top=top, score=score)
     options: dict[str, Any] = {"top": top, "batch": batch or 0, "workers": workers}
     errors = []
@@ -144,10 +148,8 @@ def predict(
             writer.add(index, prediction)
             errors.append(prediction.error)
     texts = writer.close()
-    if as_json:
-        write_out(as_json, texts.json)
-    if csv:
-        write_out(csv, texts.csv)
+    for file, text in zip(files, (texts.csv, texts.json), strict=True):
+        file.write(text)
     if "-" not in (csv, as_json):
         written = [name for name in (csv, as_json, str(out or "")) if name]
         if not csv and not as_json:

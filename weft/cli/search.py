@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from weft.cli.options import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def search(
     import_optuna()
     given = name_settings(settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device))
     plan = make_plan(data, model, given, recipe=recipe, space=space, say=say, **options)
-    _run(plan, study_folder(out, "search", data, plan.model), device, jobs)
+    folder = study_folder(out, "search", data, plan.model)
+    check_outside(folder, [data])
+    _run(plan, folder, device, jobs)
 
 
 def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
