@@ -129,3 +129,13 @@ def test_all_that_is_written_is_recognised_and_nothing_else(tmp_path):
         (tmp_path / "file").write_text(text)
         kinds = outputs.PAGE, outputs.TABLE, outputs.PREDICTIONS, outputs.MEASUREMENTS
         assert not any(outputs._begins(tmp_path / "file", ours) for ours in kinds), text[:200]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_tables_on_a_terminal_are_clean(capsys, monkeypatch, terminal):
+    """Programs get every character as it is."""
+    text = 'name,error\r\n"\x1b[2Jcat",\r\n'
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    outputs.OutputFile("csv", "-", outputs.TABLE).write(text)
+    out = capsys.readouterr().out
+    assert out == ('name,error\n"\\x1b[2Jcat",\n' if terminal else text)

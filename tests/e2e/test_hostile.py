@@ -78,6 +78,15 @@ And what that checklist does not have, found by people who were careless or mean
 
 O1  Outputs that are files replace nothing but what Weft wrote, never data, never an input.
     test_outputs.test_nothing_of_others_is_overwritten test_outputs.test_what_weft_wrote_is_written_again
+O2  YAML and JSON that are nested deeply, or that aliases make very large, end in one line.
+    test_hostile.test_documents_nested_deeply_get_one_line test_hostile.test_documents_that_grow_get_one_line
+    test_documents.test_what_is_no_document_gets_one_line
+O3  Pipes, sockets and devices are never waited for; links that lead round are left out and listed.
+    test_hostile.test_pipes_devices_and_sockets_are_not_waited_for
+    test_hostile.test_links_that_lead_round_are_left_out_and_listed
+O4  Escape sequences in names never reach the terminal.
+    test_hostile.test_escape_sequences_never_reach_the_terminal test_outputs.test_tables_on_a_terminal_are_clean
+    test_house.test_rule_is_kept
 """
 
 import ast
@@ -89,9 +98,12 @@ import os
 import pickle
 import re
 import shutil
+import signal
+import socket
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -106,7 +118,7 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from tests.helpers.places import ROOT
-from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, tiny_run
+from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_pictures, make_squares, tiny_run
 from weft.cli.app import main
 from weft.data import loader
 from weft.engine import loop
@@ -811,11 +823,153 @@ def test_a_finished_run_has_nothing_left_to_do(command, broken):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+# Files that are none -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting():
+    """Ends a test that waits for a pipe."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize("kind", ["folder", "table", "coco", "masks", "yolo", "voc"])
+def test_pipes_devices_and_sockets_are_not_waited_for(command, run, tmp_path, kind):
+    """Wherever a file could be: as a picture, a mask, a table of boxes, a list of names."""
+    data = make_pictures(tmp_path / "data") if kind in ("folder", "table") else make_squares(tmp_path / "data", kind)
+    for folder in {path.parent for path in data.rglob("*") if path.is_file()} | {data}:
+        for name in ("pipe.png", "pipe.txt", "pipe.xml", "pipe.json", "pipe.yaml", "classes.txt", "train.txt"):
+            if not (folder / name).exists():
+                os.mkfifo(folder / name)
+        (folder / "zero.png").symlink_to("/dev/zero")
+        socket.socket(socket.AF_UNIX).bind(os.path.relpath(folder / "socket.png"))
+    given = table(data, "path,label", "{name},{label}") if kind == "table" else data
+    code, out, err = command("check", given, "--json")
+    if kind == "table":
+        return refused((code, out, err), "12 of 48 files do not exist")
+    assert code == 0, (out, err)
+    assert json.loads(out)["pictures"] == (36 if kind == "folder" else 12)
+    if kind == "folder":
+        assert any("Left out pipes, sockets and devices" in note for note in json.loads(out)["notes"])
+        code, out, err = command("predict", run, data, data / "pipe.png", "/dev/zero", "--json", "-", "--device", "cpu")
+        assert code == 0, err
+        odd = {Path(row["name"]).name: row["error"] for row in json.loads(out) if row["error"]}
+        assert odd.keys() == {"pipe.png", "zero.png", "socket.png", "zero"}
+        assert all("not a file" in why for why in odd.values())
+
+
+def test_links_that_lead_round_are_left_out_and_listed(command, pictures, tmp_path):
+    data = Path(shutil.copytree(pictures, tmp_path / "data"))
+    (data / "self").symlink_to("self")
+    (data / "up").symlink_to("..")
+    (data / "here").symlink_to(data)
+    (data / "class 0" / "self.png").symlink_to("self.png")
+    code, out, _ = command("check", data, "--json", "--quick")
+    report = json.loads(out)
+    assert (code, report["pictures"], report["classes"]) == (0, 36, ["class 0", "class 1", "class 2"])
+    notes = " ".join(report["notes"])
+    assert "2 broken links: 'self', 'class 0/self.png'" in notes
+    assert re.search("link back to one above them: '(up|here)', '(up|here)'", notes)
+
+
+# Documents ----------------------------------------------------------------------------------------------------------
+
+DEEP = {".yaml": "{a: " * 3000, ".json": '{"a": ' * 3000 + "1" + "}" * 3000}
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+DOCUMENTS = {
+    "config": ["train", "DATA", "--config", "FILE.yaml", "--out", "OUT"],
+    "recipe": ["train", "DATA", "--recipe", "FILE.yaml", "--out", "OUT"],
+    "table": ["ablate", "FILE.yaml", "DATA", "--out", "OUT"],
+    "space": ["search", "DATA", "--model", "cvt_nano", "--space", "FILE.yaml", "--out", "OUT"],
+    "setting": ["train", "DATA", "--model.args.embed_dims", DEEP[".yaml"], "--out", "OUT"],
+    "classes": ["check", "MASKS", "--data.classes", "FILE.json"],
+    "config.yaml": ["train", "--resume", "RUN"],
+    "config.json": ["predict", "RUN", "DATA"],
+    "init": ["train", "DATA", "--init", "RUN", "--out", "OUT"],
+    "split.json": ["eval", "RUN"],
+    "data_report.json": ["train", "--resume", "RUN"],
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_nested_deeply_get_one_line(command, pictures, broken, tmp_path, document):
+    for ending, text in DEEP.items():
+        (tmp_path / f"FILE{ending}").write_text(text)
+    file = {"init": "config.json"}.get(document, document)
+    if "." in file:
+        (broken / file).write_text(DEEP[Path(file).suffix])
+    places = {name: str(tmp_path / name) for name in ("FILE", "OUT", "MASKS")} | {"DATA": pictures, "RUN": broken}
+    if "MASKS" in DOCUMENTS[document]:
+        make_squares(tmp_path / "MASKS", count=3)
+    given = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in DOCUMENTS[document]]
+    answer = command(*given)
+    refused(answer, "damaged" if document == "config.json" else "not a split" if document == "split.json" else "nested")
+    assert len(answer[2]) < 400
+
+
+def test_documents_that_grow_get_one_line(command, pictures, tmp_path):
+    (tmp_path / "laughs.yaml").write_text(f"{LAUGHS}optim:\n  lr: *a11\n")
+    answer = command("train", pictures, "--config", tmp_path / "laughs.yaml", "--out", tmp_path / "out")
+    refused(answer, "more than 1,000,000 values")
+
+
+# Names ------------------------------------------------------------------------------------------------------------
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\r"  # sets the title, clears the screen, turns the writing round
+NASTY = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory) -> tuple[Path, Path]:
+    """Pictures, classes and a model whose names are escape sequences; data and run."""
+    folder = tmp_path_factory.mktemp("nasty")
+    data = make_pictures(folder / f"{ESCAPES}data", each=6)
+    for number, place in enumerate(sorted(data.iterdir())):
+        place.rename(data / f"{ESCAPES}{number}")
+    (data / f"{ESCAPES}0" / "0.png").rename(data / f"{ESCAPES}0" / f"{ESCAPES}.png")
+    (data / f"{ESCAPES}0" / f"{ESCAPES}bad.png").write_text("x")
+    return data, tiny_run(data, folder / f"{ESCAPES}run", epochs=1, data__bad_files=0.5).folder
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["train", "DATA", *options(epochs=1, data__bad_files=0.5), "--out", "OUT"],
+        ["train", "--resume", "RUN"],
+        ["check", "DATA"],
+        ["check", "DATA/nothing"],
+        ["eval", "RUN"],
+        ["eval", "RUN", "DATA", "--split", "all"],
+        ["predict", "RUN", "DATA"],
+        ["predict", "RUN", "DATA", "--json", "-"],
+        ["predict", "RUN", "DATA/nothing"],
+        ["explain", "RUN", "DATA", "--out", "OUT"],
+        ["recipes", "RUN/recipe.yaml"],
+        ["eval", "DATA"],
+    ],
+    ids=" ".join,
+)
+def test_escape_sequences_never_reach_the_terminal(command, nasty, tmp_path, args):
+    data, run = nasty
+    (run / "recipe.yaml").write_text(f"# {ESCAPES}\n", encoding="utf-8")
+    places = {"DATA": str(data), "RUN": str(run), "OUT": str(tmp_path / f"{ESCAPES}out")}
+    with warnings.catch_warnings(record=True) as told:  # these go to the terminal, too
+        _, out, err = command(*(re.sub("|".join(places), lambda found: places[found[0]], str(arg)) for arg in args))
+    assert not any(NASTY.search(str(warning.message)) for warning in told)
+    assert "owned" in out + err  # it is shown, as letters
+    assert not NASTY.search(out + err), (out, err)
+
+
 # The table above ----------------------------------------------------------------------------------------------------
 
 LINES = [
     *(f"{letter}{n}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for n in range(1, most + 1)),
-    *(f"O{n}" for n in range(1, 2)),
+    *(f"O{n}" for n in range(1, 5)),
 ]
 
 

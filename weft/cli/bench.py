@@ -13,6 +13,7 @@ from weft.cli.options import (
     Keys,
     Names,
     OutFile,
+    complain,
     print_columns,
     progress_of,
     say,
@@ -21,6 +22,7 @@ from weft.cli.options import (
 )
 from weft.cli.outputs import MEASUREMENTS, OutputFile, check_outputs, check_outside
 from weft.errors import WeftError, check_positive, check_ratio
+from weft.words import clean
 
 if TYPE_CHECKING:
     import torch
@@ -179,10 +181,10 @@ def _measure(
     result = report.as_json(rows, settings, seconds)
     file.write(json.dumps(result, indent=2) + "\n")
     if file.name != "-":
-        print(report.title(result))
+        say(report.title(result))
         _print_rows(rows, report.as_table(rows))
         if file.name:
-            print(f"Wrote {file.name}.")
+            say(f"Wrote {file.name}.")
     if any(row.error for row in rows):
         sys.exit(1)
 
@@ -215,7 +217,7 @@ def _print_rows(rows: "list[SpeedRow]", table: list[list[str]]) -> None:
         shown.add_column(name, justify="right" if i in right else "left")
     for row, texts in zip(rows, lines, strict=True):
         style = "red" if row.error else "bold" if row.ratio is not None else ""
-        shown.add_row(*(Text(text, style=style) for text in texts))
+        shown.add_row(*(Text(clean(text), style=style) for text in texts))
     Console().print(shown)
 
 
@@ -259,8 +261,8 @@ def _compare(
     header, *rows = table(found)
     print_columns([header, *rows], right=range(1, len(header)))
     for error in found.errors:
-        print(f"not trained: {error}", file=sys.stderr)
-    print(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
+        complain(f"not trained: {error}")
+    say(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
     if found.errors:
         sys.exit(1)
 

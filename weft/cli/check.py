@@ -1,10 +1,9 @@
 """The command that looks at data: `weft check`."""
 
-import json
 import sys
 from typing import Annotated
 
-from weft.cli.options import Flag, Force, JsonFlag, Keys, progress_of, settings_of
+from weft.cli.options import Flag, Force, JsonFlag, Keys, progress_of, say, say_json, settings_of
 from weft.cli.outputs import PAGE, OutputFile, check_outputs, refuse_inputs
 
 
@@ -58,13 +57,13 @@ def check(
     if page.path is not None:
         write_page(report, source, page.path)
     if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
+        say_json(report.to_dict(), indent=2)
     elif sys.stdout.isatty():
         from rich.console import Console
 
         print_report(report, Console())
     else:
-        print("\n".join(report.lines()))
+        say(*report.lines())
     if out and not as_json:
-        print(f"Wrote {out}.")
+        say(f"Wrote {out}.")
     sys.exit(1 if report.has("error") else 0)

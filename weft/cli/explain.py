@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from weft.cli.options import Names, progress_of
+from weft.cli.options import Names, progress_of, say
 from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_writable
 
@@ -58,5 +58,5 @@ def explain(
         explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
         page = explained.write(out, progress)
     for explanation in explained.explanations:
-        print("\n".join(explanation.lines()))
-    print(f"Wrote {page}, figures and explain.json.")
+        say(*explanation.lines())
+    say(f"Wrote {page}, figures and explain.json.")

@@ -37,7 +37,7 @@ class OutputFile:
         if self.path is not None:
             write_text(self.path, text)
         elif self.name == "-":
-            print(_for_terminal(text) if sys.stdout.isatty() else text, end="")
+            print(_for_terminal(text) if sys.stdout.isatty() else text, end="")  # programs get it as it is
 
 
 def check_outputs(*outputs: OutputFile, force: bool = False, data: Sequence[str] = (), run: Path | None = None) -> None:
@@ -89,7 +89,7 @@ def refuse_inputs(outputs: Iterable[OutputFile], files: Iterable[object]) -> Non
 
 
 def _paths(given: str) -> list[Path]:
-    """What a path, a pattern or NAME:ROOT leads to, as far as it is there."""
+    """Places that a path, a pattern or NAME:ROOT leads to, as far as they are there."""
     import glob
 
     place = Path(given).expanduser()

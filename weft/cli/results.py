@@ -1,13 +1,12 @@
 """The commands that use a trained model: `weft eval` and `weft predict`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Force, Keys, OutFile, progress_of, settings_of
+from weft.cli.options import Flag, Force, Keys, OutFile, progress_of, say, say_json, settings_of
 from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
 from weft.errors import WeftError, check_positive, check_writable
 
@@ -68,10 +67,10 @@ def evaluate(
         evaluation = evaluate_model(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
     if as_json:
-        print(json.dumps({"data": source.root, "pictures": what, **metrics}, allow_nan=False))
+        say_json({"data": source.root, "pictures": what, **metrics})
     else:
-        print(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
-        print("\n".join(evaluation.lines(metrics)))
+        say(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
+        say(*evaluation.lines(metrics))
 
 
 def predict(
@@ -153,12 +152,12 @@ def predict(
     if "-" not in (csv, as_json):
         written = [name for name in (csv, as_json, str(out or "")) if name]
         if not csv and not as_json:
-            print(texts.lines)
+            say(*texts.lines)
         if written:
             unread = sum(map(bool, errors))
-            print(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
+            say(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
         elif texts.hint:
-            print(texts.hint)
+            say(texts.hint)
     if all(errors):
         sys.exit(2)
 

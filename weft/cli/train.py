@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import Flag, Keys, Quiet, print_columns, settings_of
+from weft.cli.options import Flag, Keys, Quiet, print_columns, say, settings_of
 from weft.engine.start import RunStart
 from weft.errors import WeftError, did_you_mean
 
@@ -173,15 +173,14 @@ def demo(
     chosen = DEMOS[task]
     run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
     if not quiet and not run.stopped:
-        print(_next_steps(chosen, run))
+        say(*_next_steps(chosen, run))
 
 
-def _next_steps(demo: Demo, run: "Run") -> str:
+def _next_steps(demo: Demo, run: "Run") -> list[str]:
     outcome = demo.outcome.format_map(defaultdict(float, run.metrics))
-    return (
-        f"\n{outcome}\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
-        f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} {demo.predict}"
-    )
+    look = f"Look at {run.folder / 'report.html'}; then try it on your own pictures:"
+    steps = "weft check my_pictures/", "weft train my_pictures/", f"weft predict {run.folder} {demo.predict}"
+    return ["", outcome, look, *(f"  {step}" for step in steps)]
 
 
 def recipes(name: str = "", /) -> None:
@@ -195,7 +194,7 @@ def recipes(name: str = "", /) -> None:
     from weft.run.recipes import recipe_file, recipe_names
 
     if name:
-        print(recipe_file(name).read_text(encoding="utf-8"), end="")
+        say(*recipe_file(name).read_text(encoding="utf-8").splitlines())
     else:
         print_columns([[name, line] for name, line in recipe_names()])
 

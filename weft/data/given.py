@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from weft.data.read import BadPicture
-from weft.data.sources.source import PICTURE_ENDINGS
+from weft.data.sources.folders import LeftOut, walk
+from weft.data.sources.source import PICTURE_ENDINGS, ending
 from weft.data.targets import KINDS, TaskName
 
 Progress = Callable[[int, int], None]  # pictures done, of how many
@@ -49,13 +50,14 @@ def _find(pictures: Any) -> Iterator[tuple[str, Any]]:
 
 def _find_files(path: str) -> Iterator[tuple[str, Any]]:
     if os.path.isdir(path):
-        below = (p for p in sorted(Path(path).rglob("*")) if p.suffix.lower() in PICTURE_ENDINGS)
-        files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        passed = LeftOut()
+        files = [Path(path, name) for name in walk(Path(path), ".", passed)]
+        files += (Path(path, name) for name in (*passed.broken, *passed.special) if ending(name) in PICTURE_ENDINGS)
         nothing = "a folder without pictures"
     else:
-        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in sorted(glob.glob(path, recursive=True))]
+        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in glob.glob(path, recursive=True)]
         nothing = "no such file or folder"
-    for file in files:
+    for file in sorted(files):
         yield _shown(str(file)), file
     if not files:
         yield _shown(path), BadPicture(nothing)

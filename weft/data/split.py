@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.config import DataConfig
 from weft.data.sources.source import Source, fingerprint
+from weft.documents import read_json
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.words import many, some
@@ -221,7 +222,7 @@ def save_split(split: Split, source: Source, path: Path, mark: str = "") -> None
 def load_split(path: Path, source: Source) -> Split:
     """The split as it was saved; WeftError where the source has lost or got pictures since, and says which."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         rest, folders = content["rest"], content["folders"]
         named = {part: content[part] for part in PARTS if part != rest}
     except OSError:

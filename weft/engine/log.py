@@ -10,9 +10,11 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
+from weft.documents import parse_json
 from weft.engine.state import RunProgress
 from weft.errors import WeftError
 from weft.files import write_text
+from weft.words import clean
 
 LINE_SECONDS = 30  # between two lines of one epoch where the output is no terminal
 METRICS = "metrics.jsonl"
@@ -44,8 +46,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            rows.append(parse_json(line, path))
+        except WeftError:
             break
     return rows
 
@@ -77,7 +79,7 @@ class Screen:
             self.bar.start()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(clean(text), markup=False, emoji=False)
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """A bar for work before the start, on a terminal: call it with how many are done, of how many."""

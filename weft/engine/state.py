@@ -27,6 +27,7 @@ import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from weft.documents import parse_json
 from weft.engine.optim import Ema
 from weft.errors import WeftError
 from weft.files import write_tensors
@@ -121,7 +122,7 @@ def read_header(run: Path) -> dict[str, Any]:
         raise WeftError(f"{run} has no state to resume from: expected {path}.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["weft"])
+            header = parse_json((file.metadata() or {})["weft"], path)
         if header["format"] != FORMAT:
             raise WeftError(f"{path} has format {header['format']}; this version of Weft reads format {FORMAT}.")
         header["progress"] = RunProgress(**header["progress"])

@@ -1,6 +1,5 @@
 """Evaluation of what was trained: `weft eval`, and the end of every training."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from weft.data.given import Progress
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source
 from weft.data.split import load_split
+from weft.documents import read_json
 from weft.errors import WeftError, check_choice
 from weft.run.predictor import Predictor
 from weft.tasks.registry import task_class
@@ -79,7 +79,7 @@ def _data_config(folder: Path) -> DataConfig:
     """Settings of the data that a run was trained on; of a model folder that is no run, its task alone."""
     if (folder / "config.yaml").is_file():
         return override(Config(), read_yaml(folder / "config.yaml")).data
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    stored = read_json(folder / "config.json")
     return DataConfig(task=stored.get("weft", {}).get("task", "auto"))
 
 

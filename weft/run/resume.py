@@ -1,6 +1,5 @@
 """A run that goes on: from the last saved state, with the data and settings that it was started with."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from weft.data.check.check import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import fingerprint
 from weft.data.split import load_split
+from weft.documents import read_json
 from weft.engine.device import process_group
 from weft.engine.start import RunStart
 from weft.engine.state import STATE, read_header
@@ -63,7 +63,7 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
                     " Undo that, or go on with --allow-changes (the result is then not that of one run)."
                 )
             split = load_split(folder / "split.json", source)
-            report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
+            report = DataReport.from_dict(read_json(folder / "data_report.json"))
             preprocessing = Preprocessing.from_dict(header["preprocessing"])
         with start.phase("device"):
             world = world.with_device(config.run.device)

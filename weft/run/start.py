@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override, read_yaml
+from weft.documents import read_json
 from weft.engine.device import World, process_group
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
@@ -102,7 +102,7 @@ def model_of_init(config: Config) -> dict[str, Any]:
     file = Path(config.model.init) / "config.json"
     if config.model.name != "auto" or not config.model.init or not file.is_file():
         return {}
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "proj_drop_rate", "global_pool")
     args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
     former = former_args(content["architecture"], args, file.with_name("model.safetensors"))

@@ -86,7 +86,7 @@ class ResultTexts:
 
     json: str
     csv: str
-    lines: str
+    lines: list[str]
     hint: str = ""  # on what else there is
 
 

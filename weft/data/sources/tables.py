@@ -216,7 +216,15 @@ def missing_files(root: Path, paths: list[str]) -> set[str]:
     there: set[str] = set()
     for folder in folders:
         try:
-            there.update(posixpath.join(folder, name) for name in os.listdir(root / folder))
+            with os.scandir(root / folder) as entries:
+                there.update(posixpath.join(folder, entry.name) for entry in entries if _is_file(entry))
         except OSError:
             continue
     return set(paths) - there
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False

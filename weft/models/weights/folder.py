@@ -1,7 +1,6 @@
 """A model as a folder: `model.safetensors` and `config.json`, in the layout that timm opens as "local-dir:FOLDER"."""
 
 import copy
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+from weft.documents import read_json
 from weft.errors import WeftError, check_writable
 from weft.files import write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
@@ -74,7 +74,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]
         config.get("weft", {}).get("head")
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -41,7 +41,7 @@ class LabelWriter:
         return ResultTexts(
             json=json.dumps(rows, indent=2) + "\n",
             csv=labels_csv(self.predictions, self.top),
-            lines="\n".join(label_lines(self.predictions)),
+            lines=list(label_lines(self.predictions)),
         )
 
 

@@ -89,7 +89,7 @@ class ObjectWriter:
         return ResultTexts(
             json=json.dumps([row for rows in self.sure for row in rows], indent=1) + "\n",
             csv=objects_csv(self.names, self.sure, self.errors),
-            lines="\n".join(object_lines(self.names, self.sure, self.errors)),
+            lines=list(object_lines(self.names, self.sure, self.errors)),
             hint="" if all(self.errors) else HINT,
         )
 

@@ -83,7 +83,7 @@ class MaskWriter:
         return ResultTexts(
             json=json.dumps(rows, indent=1) + "\n",
             csv=shares_csv(self.names, self.shares, self.errors, self.classes),
-            lines="\n".join(shares_lines(self.names, self.shares, self.errors, self.top)),
+            lines=list(shares_lines(self.names, self.shares, self.errors, self.top)),
             hint="" if all(self.errors) else HINT,
         )
 
