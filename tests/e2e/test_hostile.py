@@ -87,6 +87,14 @@ O3  Pipes, sockets and devices are never waited for; links that lead round are l
 O4  Escape sequences in names never reach the terminal.
     test_hostile.test_escape_sequences_never_reach_the_terminal test_outputs.test_tables_on_a_terminal_are_clean
     test_house.test_rule_is_kept
+O5  Weights that are no numbers are refused, and JSON never has a NaN.
+    test_hostile.test_weights_that_are_no_numbers_are_refused test_documents.test_json_has_no_nan
+    test_hostile.test_answers_that_are_no_numbers_are_said_and_json_stays_json
+O6  Data that were moved are found again; classes that are called otherwise are matched by hand, never by guessing.
+    test_moved.test_a_moved_copy_is_evaluated_by_the_runs_own_split test_moved.test_a_run_goes_on_where_its_data_are_now
+    test_moved.test_classes_that_match_are_measured_and_the_others_named
+O7  Exit codes are those that shells expect.
+    test_hostile.test_exit_code_after_a_signal test_predict.test_predict_fails_where_everything_does
 """
 
 import ast
@@ -823,6 +831,57 @@ def test_a_finished_run_has_nothing_left_to_do(command, broken):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+# Weights that are no numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(command, pictures, broken, tmp_path, value):
+    weights = load_file(broken / "model.safetensors")
+    weights["head.weight"][0, 0] = value
+    save_file(weights, broken / "model.safetensors")
+    torch.save(weights, tmp_path / "weights.pt")
+    words = "no numbers (NaN or infinite) in 1 tensor", "such as head.weight"
+    for args in (
+        ["predict", broken, pictures],
+        ["eval", broken],
+        ["explain", broken, pictures, "--out", tmp_path / "a"],
+        ["train", pictures, *options(init=broken), "--out", tmp_path / "b"],
+        ["train", pictures, *options(init=tmp_path / "weights.pt"), "--out", tmp_path / "c"],
+        ["train", pictures, *options(teacher=broken), "--out", tmp_path / "d"],
+        ["convert", tmp_path / "weights.pt", "--model", "cvt_nano", "--out", tmp_path / "e"],
+    ):
+        refused(command(*args), *words)
+
+
+def test_answers_that_are_no_numbers_are_said_and_json_stays_json(command, pictures, broken):
+    weights = load_file(broken / "model.safetensors")
+    weights["head.weight"].fill_(3e38)
+    save_file(weights, broken / "model.safetensors")
+    code, out, _ = command("predict", broken, pictures, "--json", "-", "--device", "cpu")
+    rows = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    assert code == 1
+    assert {row["error"] for row in rows} == {"the model's answer is no number"}
+
+
+# Exit codes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_exit_code_after_a_signal(command, monkeypatch, pictures, tmp_path, number, expected):
+    """As shells expect of Ctrl-C; a scheduler asked for it, and gets what it asked for."""
+    original = Trainer.update
+
+    def interrupted(self):
+        if not self.stop_requested:
+            signal.raise_signal(number)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "update", interrupted)
+    code, out, err = command("train", pictures, *options(epochs=1), "--out", tmp_path / "run")
+    assert code == expected, err
+    assert "weft train --resume" in out
+
+
 # Files that are none -------------------------------------------------------------------------------------------------
 
 
@@ -969,7 +1028,7 @@ def test_escape_sequences_never_reach_the_terminal(command, nasty, tmp_path, arg
 
 LINES = [
     *(f"{letter}{n}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for n in range(1, most + 1)),
-    *(f"O{n}" for n in range(1, 5)),
+    *(f"O{n}" for n in range(1, 8)),
 ]
 
 

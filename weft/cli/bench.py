@@ -1,6 +1,5 @@
 """The command that measures: `weft bench`, how fast models are, and how fast they learn."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,6 +20,7 @@ from weft.cli.options import (
     study_folder,
 )
 from weft.cli.outputs import MEASUREMENTS, OutputFile, check_outputs, check_outside
+from weft.documents import to_json
 from weft.errors import WeftError, check_positive, check_ratio
 from weft.words import clean
 
@@ -179,7 +179,7 @@ def _measure(
     with progress_of("timings", quiet=False) as progress:
         rows = measure(models, against, settings, seconds, progress)
     result = report.as_json(rows, settings, seconds)
-    file.write(json.dumps(result, indent=2) + "\n")
+    file.write(to_json(result, indent=2) + "\n")
     if file.name != "-":
         say(report.title(result))
         _print_rows(rows, report.as_table(rows))

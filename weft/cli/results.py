@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Force, Keys, OutFile, progress_of, say, say_json, settings_of
+from weft.cli.options import Flag, Force, Keys, Names, OutFile, progress_of, say, say_json, settings_of
 from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
 from weft.errors import WeftError, check_positive, check_writable
 
@@ -19,6 +19,7 @@ def evaluate(
     /,
     *,
     split: str = "",
+    classes: Names = [],  # noqa: B006  cyclopts never changes it
     scales: str = "",
     flip: Annotated[bool, Flag] = False,
     mode: str = "",
@@ -38,6 +39,9 @@ def evaluate(
     split
         train, val, test or all; by default the part that the run reports on. Of other data the validation pictures, of
         a known set its test part.
+    classes
+        Classes of the data that the model has under another name: Pug=pug "German Shepherd=shepherd". Those that it
+        does not have are left out, and said.
     scales
         Segmentation: average over these sizes of the picture, such as 0.5,0.75,1,1.25.
     flip
@@ -54,7 +58,7 @@ def evaluate(
         Other settings of how the model is used, such as --test.overlap 0.5.
     """
     from weft.run.evaluate import evaluate as evaluate_model
-    from weft.run.evaluate import find_pictures
+    from weft.run.evaluate import find_pictures, in_models_classes
     from weft.run.predictor import load
 
     settings: dict[str, Any] = _test_keys(keys)
@@ -63,14 +67,15 @@ def evaluate(
     settings |= {"test.mode": mode} if mode else {}
     predictor = load(run, device, settings)
     source, indices, what = find_pictures(run, data, split)
+    source, indices, notes = in_models_classes(predictor, source, indices, _renamed(classes))
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
         evaluation = evaluate_model(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
     if as_json:
-        say_json({"data": source.root, "pictures": what, **metrics})
+        say_json({"data": source.root, "pictures": what, **({"notes": notes} if notes else {}), **metrics})
     else:
         say(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
-        say(*evaluation.lines(metrics))
+        say(*notes, *evaluation.lines(metrics))
 
 
 def predict(
@@ -159,7 +164,14 @@ def predict(
         elif texts.hint:
             say(texts.hint)
     if all(errors):
-        sys.exit(2)
+        sys.exit(1)
+
+
+def _renamed(classes: list[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in classes]
+    if wrong := [name for name, sign, new in pairs if not (name and sign and new)]:
+        raise WeftError(f"--classes {wrong[0]} is no pair such as Pug=pug.")
+    return {name: new for name, _, new in pairs}
 
 
 def _test_keys(keys: list[str]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The commands around training: `weft train`, `weft demo`, and the lists of recipes and settings."""
 
+import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,7 +106,7 @@ def train(
     short = dict(task=task, head=head, model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size)
     short |= dict(batch=batch, lr=lr, val=val, fraction=fraction, balance=balance, freeze=freeze, teacher=teacher)
     settings = {**short, "patience": patience, "seed": seed, "device": device, **settings_of(keys)}
-    train_since(
+    run = train_since(
         RunStart.of_command(),
         data,
         recipe=recipe,
@@ -115,6 +117,7 @@ def train(
         quiet=quiet,
         **settings,
     )
+    _end_as_interrupted(run)
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,13 @@ def demo(
     run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
     if not quiet and not run.stopped:
         say(*_next_steps(chosen, run))
+    _end_as_interrupted(run)
+
+
+def _end_as_interrupted(run: "Run") -> None:
+    """After a Ctrl-C, with the exit code that shells expect. torchrun would take it for a failure, and start again."""
+    if run.interrupted and "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(130)
 
 
 def _next_steps(demo: Demo, run: "Run") -> list[str]:

@@ -219,6 +219,14 @@ def save_split(split: Split, source: Source, path: Path, mark: str = "") -> None
     write_text(path, json.dumps(content, indent=1))
 
 
+def stored_fingerprint(path: Path) -> str:
+    """That of the source which a split was made of; nothing where the file is no split."""
+    try:
+        return str(read_json(path)["fingerprint"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
 def load_split(path: Path, source: Source) -> Split:
     """The split as it was saved; WeftError where the source has lost or got pictures since, and says which."""
     try:

@@ -121,7 +121,8 @@ class Predictor:
         """An answer to each picture, or one line on why there is none."""
         try:
             answers = self.infer(pictures)
-            return list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
+            answers = list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
+            return [answer if _is_finite(answer) else "the model's answer is no number" for answer in answers]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -174,6 +175,12 @@ class Predictor:
             per_pixel=self.task.per_pixel,
             multilabel=self.multilabel,
         )
+
+
+def _is_finite(answer: Any) -> bool:
+    """Whether a task's answer to one picture, a tensor or several by name, is made of numbers."""
+    parts = answer.values() if isinstance(answer, Mapping) else [answer]
+    return all(bool(part.isfinite().all()) for part in parts if isinstance(part, Tensor))
 
 
 # A run or model folder ------------------------------------------------------------------------------------------

@@ -18,6 +18,12 @@ class Objects:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def only(self, keep: np.ndarray) -> "Objects":
+        """Those for which `keep`, (n,) bool, is true."""
+        shapes = [shape for shape, kept in zip(self.shapes, keep, strict=True) if kept] if self.shapes else []
+        boxes, labels, crowd, area = (column[keep] for column in (self.boxes, self.labels, self.crowd, self.area))
+        return Objects(boxes, labels, crowd, area, shapes, self.size)
+
     @property
     def has_shapes(self) -> bool:
         return bool(self.shapes)

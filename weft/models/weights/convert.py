@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError, did_you_mean
 from weft.models.weights.layouts import LAYOUTS, Layout, StateDict, recognise
+from weft.words import many
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -82,12 +83,22 @@ def _unwrap(content: Any, where: str) -> StateDict:
         if not isinstance(key, str) or not _is_weight(value):
             found = f"{value.dtype} {value.layout}" if isinstance(value, Tensor) else type(value).__name__
             raise WeftError(f"{where} holds no state dict; expected dense tensors by name, found {key!r}: {found}.")
+    if odd := [key for key, value in content.items() if not _is_finite(value)]:
+        raise WeftError(
+            f"{where} holds weights that are no numbers (NaN or infinite) in {many(len(odd), 'tensor')} of"
+            f" {len(content)}, such as {odd[0]}: what wrote it had diverged; take an earlier one."
+        )
     return clean_state_dict(dict(content))
 
 
 def _is_weight(value: Any) -> bool:
     is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_dense and (value.is_floating_point() or value.dtype == torch.int64)  # int64: num_batches_tracked
+
+
+def _is_finite(value: Tensor) -> bool:
+    value = value.float() if value.itemsize == 1 and value.is_floating_point() else value  # 8 bits have no test
+    return bool(value.isfinite().all())
 
 
 # Converting -----------------------------------------------------------------------------------------------------

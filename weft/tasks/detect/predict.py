@@ -4,7 +4,6 @@ In files `image_id` counts the pictures from 1 in the order in which they were f
 beside them stand the names, which are what to go by.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from torch import Tensor
 from weft.data.boxes.shapes import draw
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
+from weft.documents import to_json
 from weft.report.overlay import paint_objects
 from weft.report.text import columns, to_csv
 from weft.tasks.detect.coco import restore
@@ -87,7 +87,7 @@ class ObjectWriter:
         if self.folder is not None:
             self.folder.write_json(self.all_rows)
         return ResultTexts(
-            json=json.dumps([row for rows in self.sure for row in rows], indent=1) + "\n",
+            json=to_json([row for rows in self.sure for row in rows], indent=1) + "\n",
             csv=objects_csv(self.names, self.sure, self.errors),
             lines=list(object_lines(self.names, self.sure, self.errors)),
             hint="" if all(self.errors) else HINT,
