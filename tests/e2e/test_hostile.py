@@ -16,6 +16,9 @@ C5  test_hostile.test_damaged_weights_get_one_line test_shards.test_members_that
 C6  test_loop.test_state_is_whole_whenever_the_writer_is_killed test_resume.test_kills_change_no_bit
     test_convert.test_saved_files_are_on_disk_before_they_get_their_names
 C7  test_loop.test_full_disk_loses_nothing test_hostile.test_a_disk_that_is_really_full_loses_nothing
+    test_hostile.test_a_replaced_state_leaves_the_disk
+    test_hostile.test_the_file_that_was_given_is_named_where_the_disk_is_full
+    test_hostile.test_where_explain_cannot_write_is_said_before_it_computes
 C8  test_hostile.test_state_holds_all_that_a_run_depends_on test_resume.test_interrupted_run_ends_with_the_same_bits
     test_sampler.test_steps_are_pure_functions test_augment_picture.test_augmentation_is_a_function_of_the_seed
 C9  test_loop.test_two_runs_never_share_a_folder test_loop.test_folder_of_another_run_is_refused
@@ -395,6 +398,36 @@ def test_a_disk_that_is_really_full_loses_nothing(monkeypatch, command, pictures
     assert command("train", "--resume", run, "--quiet")[0] == 0
     assert differences(whole, run) == []
     assert not list(small_disk.rglob(".saving*"))
+
+
+def test_a_replaced_state_leaves_the_disk(pictures, whole, tmp_path):
+    """While a run goes on from it: else a disk is full that has room for three."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    mapped = []
+    original = Trainer.fit
+
+    def fit(self):
+        mapped.extend(line for line in Path("/proc/self/maps").read_text().splitlines() if str(run) in line)
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "fit", fit)
+        weft.train(resume=run, quiet=True)
+    assert mapped == []
+
+
+def test_the_file_that_was_given_is_named_where_the_disk_is_full(command, pictures, run, small_disk):
+    fill(small_disk)
+    answer = command("predict", run, pictures, "--csv", small_disk / "answers.csv", "--device", "cpu")
+    refused(answer, f"{small_disk / 'answers.csv'}: No space left")
+    assert ".saving" not in answer[2]
+
+
+def test_where_explain_cannot_write_is_said_before_it_computes(command, monkeypatch, pictures, run, tmp_path):
+    (tmp_path / "FILE").write_text("x")
+    monkeypatch.setattr("weft.explain.compare.explain_subjects", lambda *args, **options: pytest.fail("it computes"))
+    for place in (tmp_path / "FILE" / "out", "/proc/nowhere/out"):
+        refused(command("explain", run, pictures, "--out", place), str(Path(place).parent))
 
 
 def test_a_folder_where_a_run_failed_early_is_free(command, pictures, run, tmp_path):

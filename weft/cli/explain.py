@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from weft.cli.options import Names, progress_of, say
-from weft.cli.outputs import check_outside
+from weft.cli.outputs import check_outside, making
 from weft.errors import WeftError, check_writable
 
 
@@ -54,7 +54,7 @@ def explain(
     from weft.run.subjects import open_subjects
 
     subjects = open_subjects(run, against, device, pretrained=init == "pretrained")
-    with progress_of("steps", quiet=False) as progress:
+    with making(out), progress_of("steps", quiet=False) as progress:
         explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
         page = explained.write(out, progress)
     for explanation in explained.explanations:

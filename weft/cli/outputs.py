@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def check_outputs(*outputs: OutputFile, force: bool = False, data: Sequence[str]
         if (path := output.path) is None:
             continue
         shown = f"--{output.option} {output.name}"
-        if path.is_dir() or not path.parent.is_dir():
-            raise WeftError(f"{shown} cannot be written; name a file in a folder that exists.")
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise WeftError(f"{shown} cannot be written; name a file in a folder that exists and is yours.")
         if path.exists() and not path.is_file():
             raise WeftError(f"{shown} is no file, but a device or a pipe; - writes to standard output.")
         check_outside(path, data, shown)
@@ -75,6 +76,17 @@ def check_outside(place: Path, data: Sequence[str], shown: str = "") -> None:
             raise WeftError(
                 f"{shown or f'--out {place}'} lies inside the data, which Weft never changes; choose a place outside."
             )
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Makes a folder before the work that fills it, so that one which cannot be made is said at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where it is still empty
 
 
 def refuse_inputs(outputs: Iterable[OutputFile], files: Iterable[object]) -> None:

@@ -176,7 +176,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
         if names[parameter] in by_name:
             found = by_name[names[parameter]]
             state[index] = {
-                k: _laid_out_like(parameter, v) if v.shape == parameter.shape else v for k, v in found.items()
+                # a copy of numbers, too: one tensor that lies in the file keeps its place on disk when it is replaced
+                k: _laid_out_like(parameter, v) if v.shape == parameter.shape else v.clone()
+                for k, v in found.items()
             }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
