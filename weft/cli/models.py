@@ -38,12 +38,13 @@ def models(filter: str = "", /, *, as_json: JsonFlag = False) -> None:
 def convert(
     file: Path, /, *, model: str, out: Path, num_classes: Annotated[int | None, Parameter(negative="")] = None
 ) -> None:
-    """Turn a published checkpoint into a model folder that timm opens.
+    """Turn a published checkpoint, or a plain state dict, into a model folder that timm opens.
 
     Parameters
     ----------
     file
-        The authors' file of a CvT, CeiT, ViTAE, PVT, CSWin or T2T-ViT, or a Hugging Face CvT folder or file.
+        The authors' file of a CvT, CeiT, ViTAE, PVT, CSWin or T2T-ViT, a Hugging Face CvT folder or file, or what
+        torch.save wrote of a model's own state_dict.
     model
         What the weights are for, such as cvt_13.
     out

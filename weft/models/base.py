@@ -5,6 +5,8 @@ at several strides, a head that can be replaced, layer groups, gradient checkpoi
 """
 
 import inspect
+import os
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -192,6 +194,21 @@ class HybridModel(nn.Module):
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
                 setattr(module, "grad_checkpointing", enable)  # noqa: B010  a Module's attributes have no type
+
+    def save_pretrained(self, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> None:
+        """`weft.save_model`, which timm opens as "local-dir:FOLDER"; a model that lies there is replaced."""
+        from weft.models.weights.folder import save_model  # which imports this file
+
+        save_model(self, folder, label_names, overwrite=True)
+
+    def push_to_hub(self, repo_id: str, label_names: Sequence[str] | None = None, **options: Any) -> str:
+        """Uploads the model to the Hugging Face Hub, where timm opens it as "hf-hub:REPO_ID"; returns its address.
+
+        `options`: commit_message, token, revision, private, create_pr.
+        """
+        from weft.models.weights.folder import push_model
+
+        return push_model(self, repo_id, label_names, **options)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameter names to layers, from the picture to the head, for layer-wise learning rates."""
