@@ -17,7 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from weft import documents
+from weft.documents import NestedTooDeeply, parse_yaml
+from weft.documents import read_yaml as read_document
 from weft.errors import WeftError, did_you_mean
 
 
@@ -264,7 +265,7 @@ def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise WeftError(f"{path} does not exist; give a YAML file such as a run's config.yaml.")
-    content = documents.read_yaml(path) or {}
+    content = read_document(path) or {}
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
         raise WeftError(f"{path} must hold sections of keys, such as `optim:` and below it `lr: 0.001`.")
     return {f"{section}.{name}": value for section, keys in content.items() for name, value in keys.items()}
@@ -349,8 +350,8 @@ def _plain(value: Any) -> Any:
     except ValueError:
         pass
     try:
-        return documents.parse_yaml(value, "A setting") if value.lower() != "none" else None
-    except documents.NestedTooDeeply:
+        return parse_yaml(value, "A setting") if value.lower() != "none" else None
+    except NestedTooDeeply:
         raise
     except WeftError:
         return value

@@ -821,6 +821,7 @@ def test_what_cannot_work_gets_one_line(command, run, tmp_path, args, words):
         ("path,label,label", "{name},{label},{label}", ["two columns called 'label'"]),
         ("path,Label,label ", "{name},{label},{label}", ["two columns called 'Label'"]),
         ("path,label", "", ["has no rows"]),
+        ("path,label", '"{name},{label}', ['a quote (") in line', "never closed"]),
     ],
 )
 def test_wrong_tables_get_one_line(command, tmp_path, header, row, words):

@@ -27,7 +27,8 @@ def explain(
     run
         A run or model folder; or the name of a model of `weft models` or of timm's.
     pictures
-        Files, folders with all below them, or patterns such as "*.jpg"; the first are drawn, all are measured.
+        Files, folders with all below them, patterns such as "*.jpg", or a table (CSV) of paths; the first are drawn,
+        all are measured.
     against
         Another run, or the name of a model, to show side by side.
     init

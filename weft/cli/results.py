@@ -100,7 +100,7 @@ def predict(
     run
         A run or model folder.
     pictures
-        Files, folders with all below them, or patterns such as "*.jpg".
+        Files, folders with all below them, patterns such as "*.jpg", or a table (CSV) with a path in each line.
     out
         Segmentation, detection: a new folder for masks, overlays and predictions.json.
     top

@@ -1,4 +1,4 @@
-"""Pictures that somebody named: files, folders, patterns, images, arrays."""
+"""Pictures that somebody named: files, folders, patterns, tables of paths, images, arrays."""
 
 import glob
 import os
@@ -11,8 +11,10 @@ import numpy as np
 from weft.data.read import BadPicture
 from weft.data.sources.folders import LeftOut, walk
 from weft.data.sources.source import PICTURE_ENDINGS, ending
+from weft.data.sources.tables import read_paths
 from weft.data.targets import KINDS, TaskName
 
+TABLES = (".csv", ".tsv", ".txt")
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
@@ -57,10 +59,20 @@ def _find_files(path: str) -> Iterator[tuple[str, Any]]:
     else:
         files = [Path(path)] if os.path.exists(path) else [Path(p) for p in glob.glob(path, recursive=True)]
         nothing = "no such file or folder"
-    for file in sorted(files):
+    if len(files) == 1 and ending(files[0].name) in TABLES and files[0].is_file():
+        files, nothing = _listed(files[0]), "a table without paths"
+    else:
+        files = sorted(files)
+    for file in files:
         yield _shown(str(file)), file
     if not files:
         yield _shown(path), BadPicture(nothing)
+
+
+def _listed(table: Path) -> list[Path]:
+    """The files that a table names: counted from its folder or, where nothing lies there, from here."""
+    pairs = ((table.parent / name, Path(name)) for name in read_paths(table) if name)
+    return [here if here.exists() and not beside.exists() else beside for beside, here in pairs]
 
 
 def _shown(path: str) -> str:

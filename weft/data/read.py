@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, WebPImagePlugin  # noqa: F401  the last two register
@@ -71,7 +71,7 @@ class Header:
     profile: str = ""  # name of a colour profile that is not sRGB
 
 
-def open_file(path: Path, buffering: int = -1) -> Any:
+def open_file(path: Path, buffering: int = -1) -> BinaryIO:
     """A file to be read; raises BadPicture for a pipe or a device, which might be waited for without end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise BadPicture("a folder, a pipe or a device, not a file")

@@ -63,8 +63,8 @@ class Predictor:
         A picture that cannot be read has an `error`; the others are not touched by that.
 
         Args:
-            pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow image, an (H, W) or
-                (H, W, C) array, or a list of these.
+            pictures: a file, a folder with all below it, a pattern such as "*.jpg", a table with a path in each line, a
+                Pillow image, an (H, W) or (H, W, C) array, or a list of these.
             top: how many classes a classifier names.
             score: objects that a detector is less sure of are left out.
             batch: pictures at once; 0: as in validation.

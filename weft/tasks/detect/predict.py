@@ -123,9 +123,9 @@ def object_lines(names: Sequence[str], objects: Sequence[list[dict[str, Any]]], 
 
 
 def objects_csv(names: Sequence[str], objects: Sequence[list[dict[str, Any]]], errors: Sequence[str]) -> str:
-    """A line for each object, and one for each picture that could not be read."""
+    """A line for each object; one without a class for each picture that has none, or could not be read."""
     rows = [["name", "class", "score", "left", "top", "width", "height", "error"]]
     for name, found, error in zip(names, objects, errors, strict=True):
         rows += [[name, row["category_name"], row["score"], *row["bbox"], ""] for row in found]
-        rows += [[name, *[""] * 6, error]] if error else []
+        rows += [[name, *[""] * 6, error]] if not found else []
     return to_csv(rows)
