@@ -81,6 +81,14 @@ def test_those_who_may_ask_for_a_task_do(monkeypatch):
     assert asking == {"weft/data/sources/open.py", "weft/data/demo.py"}
 
 
+def print_past_the_door(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """Commands print by `say`, `complain`, `say_json` or `OutputFile.write`, which let no escape sequence through."""
+    if file.startswith("weft/cli/") and file not in ("weft/cli/options.py", "weft/cli/outputs.py"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+                yield node.lineno, ast.unparse(node)
+
+
 def _parts(side: ast.expr) -> list[ast.expr]:
     return side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
 
@@ -95,6 +103,7 @@ RULES: dict[str, Rule] = {
     "function": long_function,
     "docstring": docstring_that_asks,
     "task": comparison_with_a_task,
+    "print": print_past_the_door,
 }
 
 
@@ -150,6 +159,7 @@ def function(lines: int, before: str = "", docstring: str = "") -> str:
         ("task", "weft/a.py", "match task:\n    case 'segment':\n        pass", 2),
         ("task", "weft/a.py", "match task:\n    case 'x' | 'segment':\n        pass", 2),
         ("task", "weft/a.py", "a = task.startswith('detect')", 1),
+        ("print", "weft/cli/a.py", "\nprint(name)", 2),
     ],
 )
 def test_rule_finds_what_breaks_it(name, file, text, line):
@@ -170,6 +180,7 @@ def test_rule_finds_what_breaks_it(name, file, text, line):
         ("docstring", "weft/a.py", '"""Whatever there is."""\ntext = "What?"'),
         ("task", "weft/a.py", "a = {'segment': 1}[task]; b = name == 'auto'; c('detect'); d = 'detect'"),
         ("task", "weft/data/demo.py", "a = name == 'detect'"),
+        ("print", "weft/cli/a.py", "say(name); console.print(text)"),
     ],
 )
 def test_rule_leaves_the_rest_alone(name, file, text):

@@ -27,6 +27,7 @@ LAYERS: tuple[dict[str, str], ...] = (
         "version": "which Weft this is",
         "words": "names and counts in messages",
     },
+    {"documents": "YAML and JSON, from anybody"},
     {"config": "every setting, typed and checked"},
     {"kernels": "operations in Triton, each with a plain reference"},  # for data; models import none
     {

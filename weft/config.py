@@ -17,6 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from weft.documents import NestedTooDeeply, parse_yaml
+from weft.documents import read_yaml as read_document
 from weft.errors import WeftError, did_you_mean
 
 
@@ -267,16 +269,10 @@ def split_model(text: str) -> tuple[str, dict[str, Any]]:
 
 def read_yaml(file: str | os.PathLike[str]) -> dict[str, Any]:
     """The "section.key" values of a YAML file with one mapping for each section."""
-    import yaml
-
     path = Path(file)
     if not path.is_file():
         raise WeftError(f"{path} does not exist; give a YAML file such as a run's config.yaml.")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        raise WeftError(f"{path} is no YAML file{f' (line {where.line + 1})' if where else ''}.") from None
+    content = read_document(path) or {}
     if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
         raise WeftError(f"{path} must hold sections of keys, such as `optim:` and below it `lr: 0.001`.")
     return {f"{section}.{name}": value for section, keys in content.items() for name, value in keys.items()}
@@ -356,13 +352,13 @@ def _plain(value: Any) -> Any:
     """The value that YAML would read, and numbers such as 1e-3, which YAML 1.1 takes for text."""
     if not isinstance(value, str):
         return value
-    import yaml
-
     try:
         return float(value) if not value.lstrip("+-").isdigit() else int(value)
     except ValueError:
         pass
     try:
-        return yaml.safe_load(value) if value.lower() != "none" else None
-    except yaml.YAMLError:
+        return parse_yaml(value, "A setting") if value.lower() != "none" else None
+    except NestedTooDeeply:
+        raise
+    except WeftError:
         return value

@@ -12,9 +12,15 @@ class WeftError(ValueError):
 
 def did_you_mean(word: str, words: Collection[str]) -> str:
     """` Did you mean 'cvt_13'?`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, words)  # the nearest first
-    best = max(near, key=lambda other: _common_letters(word, other), default=None)
+    best = nearest(word, words)
     return f" Did you mean {best!r}?" if best else ""
+
+
+def nearest(word: str, words: Collection[str]) -> str:
+    """The known word that was probably meant: one that differs in case alone, else a similar one, else nothing."""
+    alike = [other for other in words if other.casefold() == word.casefold()]
+    near = alike or difflib.get_close_matches(word, words)  # the nearest first
+    return max(near, key=lambda other: _common_letters(word, other), default="")
 
 
 def _common_letters(a: str, b: str) -> int:

@@ -16,14 +16,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
     Whatever happens on the way (a kill, a full disk), `path` is what it was before or what it should become.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
-        temporary = Path(temporary_folder) / path.name
-        write(temporary)
-        temporary.chmod(0o666 & ~_umask())  # some writers keep others from reading
-        _sync(temporary)
-        os.replace(temporary, path)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        _sync(path.parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
+            temporary = Path(temporary_folder) / path.name
+            write(temporary)
+            temporary.chmod(0o666 & ~_umask())  # some writers keep others from reading
+            _sync(temporary)
+            os.replace(temporary, path)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            _sync(path.parent)
+    except OSError as error:  # with a name that somebody knows, not the temporary one
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:

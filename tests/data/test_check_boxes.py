@@ -68,8 +68,11 @@ def test_faults_of_an_object(tmp_path, kind, entry, left, words):
 
 @pytest.mark.parametrize("entry", [{"id": 7}, "text", thing(7, [1, 2, 3]), thing(7, []), thing(7, [1, 2, 3, "x"])])
 def test_objects_that_cannot_be_understood(tmp_path, entry):
+    """And that is said in words of COCO's, not of Python's."""
     problem = problems(one(tmp_path, GOOD, entry))["malformed"]
     assert "boxes.json, annotations" in problem.names[0]
+    (detail,) = problem.details.values()
+    assert re.match("expected image_id, category_id, and a bbox|has neither a box nor a shape", detail)
 
 
 def test_boxes_at_the_edge_are_no_fault(tmp_path):

@@ -48,7 +48,7 @@ def test_class_file(tmp_path: Path, name: str, text, names: list[str], values: l
         ("c.txt", "1 sky\n1 road\n", "value more than once: '1'"),
         ("c.txt", "1 sky\n300 road\n", "'road' is not between 0 and 255"),
         ("c.txt", "1 2 300 sky\n", "'sky' is not three numbers"),
-        ("c.json", "{", "not a JSON"),
+        ("c.json", "{", "not a valid JSON"),
         ("c.json", '{"sky": 1.5}', "'sky': 1.5 is not a class"),
         ("c.json", '{"sky": [1, 2]}', "three numbers"),
         ("c.json", '{"sky": 1, "road": [1, 2, 3]}', "give all of them the same"),

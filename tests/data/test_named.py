@@ -279,7 +279,7 @@ def test_imagenet_real_counts_any_of_its_labels(tmp_path):
     assert source.labels.tolist() == [3, 1]
     assert "1 picture without a label" in source.notes[0]
     text(tmp_path / "real.json", "no")
-    refused(f"imagenet-real:{tmp_path}", "not a JSON file")
+    refused(f"imagenet-real:{tmp_path}", "not a valid JSON file")
 
 
 def test_patch_camelyon(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -16,6 +17,7 @@ import torch
 import weft
 from tests.conftest import randomise
 from tests.helpers.published import OfficialCeiT, hugging_face_cvt
+from tests.helpers.variants import NANO
 
 PICTURE = (2, 3, 96, 96)
 
@@ -142,6 +144,83 @@ def test_save_model_overwrites_nothing(tmp_path):
     with pytest.raises(weft.WeftError, match="already exists"):
         weft.save_model(timm.create_model("cvt_nano"), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_overwrite_replaces_a_model_and_nothing_else(tmp_path):
+    small, large = (timm.create_model("cvt_nano", num_classes=n) for n in (2, 3))
+    weft.save_model(small, tmp_path / "m", label_names=["a", "b"])
+    (tmp_path / "m" / "precious.txt").write_text("keep me")
+    with pytest.raises(weft.WeftError, match="already exists"):
+        weft.save_model(large, tmp_path / "m")
+    weft.save_model(large, tmp_path / "m", overwrite=True)
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True)
+    assert torch.equal(opened.head.weight, large.head.weight)
+    assert (tmp_path / "m" / "precious.txt").read_text() == "keep me"
+    (tmp_path / "m" / "config.json").write_text('{"mine": 1}')
+    with pytest.raises(weft.WeftError, match=r"config.json is damaged"):
+        weft.save_model(large, tmp_path / "m", overwrite=True)
+    with pytest.raises(weft.WeftError, match=r"config.json is damaged"):
+        large.save_pretrained(tmp_path / "m")
+    assert (tmp_path / "m" / "config.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_every_family_has_the_hubs_methods(name, tmp_path, monkeypatch):
+    """And what is uploaded is what a folder has, with a card where there was none."""
+    model = timm.create_model(name, num_classes=2)
+    model.save_pretrained(tmp_path / "m")
+    model.save_pretrained(tmp_path / "m", label_names=["a", "b"])  # again, as elsewhere
+    opened = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True)
+    assert all(
+        torch.equal(a, b) for a, b in zip(opened.state_dict().values(), model.state_dict().values(), strict=True)
+    )
+    uploaded = {}
+
+    class FakeHub:
+        def __init__(self, **options):
+            assert options["token"] == "secret"
+
+        def create_repo(self, repo_id, private, exist_ok):
+            assert (private, exist_ok) == (True, True)
+            return SimpleNamespace(repo_id=f"me/{repo_id}")
+
+        def file_exists(self, repo_id, filename, revision):
+            return False
+
+        def upload_folder(self, repo_id, folder_path, **options):
+            uploaded.update({path.name: path.read_bytes() for path in Path(folder_path).iterdir()}, **options)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    where = model.push_to_hub("mine", ["a", "b"], token="secret", private=True, commit_message="First")
+    assert where == "https://huggingface.co/me/mine"
+    assert uploaded["commit_message"] == "First"
+    assert b'timm.create_model("hf-hub:me/mine", pretrained=True)' in uploaded["README.md"]
+    for file in ("config.json", "model.safetensors"):
+        assert uploaded[file] == (tmp_path / "m" / file).read_bytes()
+
+
+# Plain state dicts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*NANO, "t2t_vit_7", "pvt_tiny"])
+def test_a_plain_state_dict_becomes_a_folder(name, tmp_path, command):
+    args = dict(num_classes=4, in_chans=1)
+    model = randomise(timm.create_model(name, **args))
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    code, _, err = command("convert", tmp_path / "plain.pt", "--model", name, "--out", tmp_path / "out")
+    assert code == 0, err
+    opened = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    x = torch.randn(1, args["in_chans"], *model.pretrained_cfg["input_size"][1:])
+    assert torch.equal(opened(x), model(x))  # none of it is random in evaluation
+
+
+def test_plain_state_dicts_of_other_sizes():
+    """The size of pictures is read off the positions; another model is named where the weights fit one."""
+    converted = weft.convert(timm.create_model("ceit_nano", img_size=64, num_classes=3).state_dict(), "ceit_nano")
+    assert converted.pretrained_cfg["input_size"] == (3, 64, 64)
+    message = refuse(timm.create_model("cvt_nano").state_dict(), model="cvt_13")
+    assert "does not fit cvt_13" in message or "matches none" in message
+    assert "that of cvt_13 itself" in refuse(timm.create_model("resnet10t").state_dict(), model="cvt_13")
 
 
 def test_interrupted_save_leaves_no_config(tmp_path, monkeypatch):

@@ -46,7 +46,9 @@ def test_a_hybrid_begins_with_the_weights_of_its_host(resnet):
 @pytest.mark.parametrize("task", ["segment", "detect"])
 def test_a_backbone_begins_with_the_weights_of_its_host(resnet, task):
     head = {"segment": "fpn", "detect": "faster-rcnn"}[task]
-    made_dense = made(augment__img_size=64, data__task=task, model__name="vt_resnet18", model__head=head, model__init=f"host:{resnet}")
+    made_dense = made(
+        augment__img_size=64, data__task=task, model__name="vt_resnet18", model__head=head, model__init=f"host:{resnet}"
+    )
     state, host = made_dense.model.state_dict(), safetensors.torch.load_file(resnet)
     key = next(key for key in state if key.endswith("resnet.layer1.0.conv1.weight"))
     assert torch.equal(state[key], host["layer1.0.conv1.weight"])

@@ -235,9 +235,43 @@ def test_predict_on_standard_output_is_json_alone(run, command, pictures):
     assert err == ""
 
 
+TABLES = {
+    "header.csv": "label,path\nx,{}\nx,{}\n",
+    "windows.tsv": "File\tnote\r\n{}\tx\r\n{}\ty\r\n",
+    "list.txt": "{}\n\n{}\n",
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_predict_takes_a_table_of_paths(run, command, pictures, tmp_path, monkeypatch, table):
+    """Paths count from the table, or from here, in the order of the table."""
+    names = sorted(path.relative_to(pictures).as_posix() for path in pictures.glob("*/ä*.png"))[:2][::-1]
+    shutil.copytree(pictures, tmp_path / "data" / "img")
+    (tmp_path / "data" / table).write_text(TABLES[table].format(*(f"img/{name}" for name in names)))
+    _, expected, _ = command("predict", run, *(pictures / name for name in names), "--json", "-")
+    for folder, there in ((tmp_path, tmp_path / "data" / table), (tmp_path / "data", tmp_path / table)):
+        if not there.exists():
+            shutil.move(tmp_path / "data" / table, there)
+        monkeypatch.chdir(folder)
+        code, out, err = command("predict", run, there, "--json", "-")
+        assert code == 0, err
+        found = json.loads(out)
+        assert all(row["name"].endswith(name) for row, name in zip(found, names, strict=True))
+        assert [row["labels"] for row in found] == [row["labels"] for row in json.loads(expected)]
+
+
+def test_predict_says_what_is_wrong_with_a_table(run, command, tmp_path):
+    (tmp_path / "a.csv").write_text("size,label\n3,x\n")
+    code, _, err = command("predict", run, tmp_path / "a.csv")
+    assert (code, "none of which is called path" in err) == (2, True)
+    (tmp_path / "a.csv").write_text("path\nnowhere.png\n")
+    code, out, _ = command("predict", run, tmp_path / "a.csv", "--json", "-")
+    assert (code, json.loads(out)[0]["name"]) == (1, str(tmp_path / "nowhere.png"))
+
+
 def test_predict_fails_where_everything_does(run, command, pictures):
     code, out, _ = command("predict", run, pictures / "broken.JPG", pictures / "none*")
-    assert code == 2
+    assert code == 1
     assert "no such file or folder" in out
     assert command("predict", run)[::2] == (
         2,

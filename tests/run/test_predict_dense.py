@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,7 +274,7 @@ def test_predict_without_a_folder_says_what_there_is(segmenter, pictures, comman
     assert all(sum(row["shares"].values()) == pytest.approx(1) for row in rows[:4])
     _, text, _ = command("predict", segmenter, pictures, "--csv", "-")
     assert [row["name"] for row in csv.DictReader(io.StringIO(text))] == [row["name"] for row in rows]
-    assert command("predict", segmenter, pictures / "torn.png")[0] == 2
+    assert command("predict", segmenter, pictures / "torn.png")[0] == 1
 
 
 # Detection --------------------------------------------------------------------------------------------------------
@@ -320,6 +321,12 @@ def test_predict_writes_objects(detector, pictures, tmp_path, command):
     assert [row["file_name"] for row in rows] == [row["name"] for row in table if not row["error"]]
     assert {row["category_name"] for row in rows} <= set(CLASSES)
     assert {row["image_id"] for row in rows} == {1, 2, 3, 4}
+    command("predict", detector, pictures, "--score", 1.0, "--csv", tmp_path / "o.csv")
+    empty = list(csv.DictReader(io.StringIO((tmp_path / "o.csv").read_text())))
+    assert [(Path(row["name"]).name, row["class"], bool(row["error"])) for row in empty] == [
+        *((f"{i}.png", "", False) for i in range(4)),
+        ("torn.png", "", True),
+    ]
     _, text, _ = command("predict", detector, pictures / "0.png", "--score", 1.0)
     assert text.splitlines()[0] == f"{pictures / '0.png'}  nothing"
     assert command("predict", detector, pictures, "--score", 2)[::2] == (

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from weft.cli.options import Flag, Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive, check_ratio
+from weft.words import clean
 
 if TYPE_CHECKING:
     from weft.study.ablate.summary import Study
@@ -114,6 +116,7 @@ def ablate(
         init=init,
     )
     folder = study_folder(out, "ablate", chosen.name)
+    check_outside(folder, [data])
     if plan:
         plan_ablation(chosen, request, Execution(folder, seeds, jobs, device, say))
         return
@@ -137,9 +140,9 @@ def _print_study(study: "Study", folder: Path, quiet: bool) -> None:
 
     print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
     if not quiet:
-        print(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
+        say(f"Wrote {folder / 'table.html'} and {folder / 'table.md'}.")
         if study.left_out:
-            print(left_out(study).strip())
+            say(*left_out(study).strip().splitlines())
     failed = study.cells - study.done - study.left_out
     if failed:
         raise WeftError(
@@ -177,13 +180,13 @@ def _show(table: "Table", given: str) -> None:
         "model",
         "switches",
     ]
-    print(f"{title(table)}\n")
+    say(title(table), "")
     print_columns([header, *rows], right=range(1, len(columns) + 3))
     for text in table.differs:
-        print(f"- {text}")
-    print(f"\nTrain it: weft ablate {given} DATA --minutes 30")
+        say(f"- {text}")
+    say("", f"Train it: weft ablate {given} DATA --minutes 30")
     if table.data:
-        print(f"As the paper did: weft ablate {given} {table.data[-1]}:ROOT --as-published")
+        say(f"As the paper did: weft ablate {given} {table.data[-1]}:ROOT --as-published")
 
 
 def _network_cells(row: "TableRow") -> list[str]:
@@ -206,7 +209,7 @@ def _watching(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["S
         console = Console(highlight=False)
         with Live(console=console, transient=True, refresh_per_second=2) as live:
             yield (
-                lambda text: console.print(text, markup=False),
+                lambda text: console.print(clean(text), markup=False, emoji=False),
                 lambda study, states: live.update(_live_table(study, states)),
             )
     else:
@@ -242,5 +245,5 @@ def _live_table(study: "Study", states: dict[str, str]) -> Any:
         running = [state for state in mine if state not in ("done", "waiting", LEFT_OUT)]
         now = running[0] if running else "waiting" if "waiting" in mine else ""
         texts = (line.row.name, score(line), format_difference(line.difference), line.verdict, now)
-        shown.add_row(*map(Text, texts))
+        shown.add_row(*(Text(clean(text)) for text in texts))
     return shown

@@ -15,6 +15,7 @@ from weft.cli.bench import bench
 from weft.cli.check import check
 from weft.cli.explain import explain
 from weft.cli.models import convert, models
+from weft.cli.options import complain
 from weft.cli.results import evaluate, predict
 from weft.cli.search import search
 from weft.cli.train import demo, keys, recipes, train
@@ -52,10 +53,10 @@ def main() -> None:
         app(take_keys(sys.argv[1:]), exit_on_error=False, print_error=False)
     except (WeftError, CycloptsError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":  # all processes of torchrun's have the same error; one says it
-            print(f"weft: {_one_line(error)}", file=sys.stderr)
+            complain(f"weft: {_one_line(error)}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print("weft: interrupted; everything saved so far is intact.", file=sys.stderr)
+        complain("weft: interrupted; everything saved so far is intact.")
         sys.exit(130)
 
 

@@ -1,6 +1,5 @@
 """The command that measures: `weft bench`, how fast models are, and how fast they learn."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,18 +8,21 @@ from cyclopts import Parameter
 
 from weft.cli.options import (
     Flag,
+    Force,
     Keys,
     Names,
     OutFile,
-    check_out,
+    complain,
     print_columns,
     progress_of,
     say,
     settings_of,
     study_folder,
-    write_out,
 )
+from weft.cli.outputs import MEASUREMENTS, OutputFile, check_outputs, check_outside
+from weft.documents import to_json
 from weft.errors import WeftError, check_positive, check_ratio
+from weft.words import clean
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,7 @@ def bench(
     fuse: bool = True,
     fast: bool = True,
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    force: Force = False,
     compare: str = "",
     epochs: str = "",
     fractions: str = "",
@@ -90,6 +93,8 @@ def bench(
         WEFT_KERNELS=off in the environment keeps what these two do, but for Weft's kernels.
     as_json
         Write the numbers to this file, with machine, versions and settings; - for standard output.
+    force
+        Replace that file even where Weft did not write it.
     compare
         Train the models on these pictures, and compare what they reach.
     epochs
@@ -108,7 +113,8 @@ def bench(
     keys
         With --compare: settings of the trainings, such as --optim.lr 0.001.
     """
-    check_out(json=as_json)
+    file = OutputFile("json", as_json, MEASUREMENTS)
+    check_outputs(file, force=force)
     form = dict(train=train, compile=compile, replay=replay, fuse=fuse, fast=fast)
     if compare:
         _refuse_speed_options(**form, against=against, json=as_json, dtype=dtype, seconds=seconds)
@@ -125,7 +131,7 @@ def bench(
     seconds = 3.0 if seconds is None else seconds
     check_ratio(seconds=seconds)
     settings = _speed_settings(models[0], device, batch, img_size, dtype, **form)
-    _measure(models, against, settings, seconds, as_json)
+    _measure(models, against, settings, seconds, file)
 
 
 # Speed --------------------------------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ def _speed_settings(
 
 
 def _measure(
-    models: Sequence[str], against: Sequence[str], settings: "SpeedSettings", seconds: float, as_json: str
+    models: Sequence[str], against: Sequence[str], settings: "SpeedSettings", seconds: float, file: OutputFile
 ) -> None:
     """Measures, prints and writes; exit code 1 where a model failed."""
     from weft.study.speed import report
@@ -173,13 +179,12 @@ def _measure(
     with progress_of("timings", quiet=False) as progress:
         rows = measure(models, against, settings, seconds, progress)
     result = report.as_json(rows, settings, seconds)
-    if as_json:
-        write_out(as_json, json.dumps(result, indent=2) + "\n")
-    if as_json != "-":
-        print(report.title(result))
+    file.write(to_json(result, indent=2) + "\n")
+    if file.name != "-":
+        say(report.title(result))
         _print_rows(rows, report.as_table(rows))
-        if as_json:
-            print(f"Wrote {as_json}.")
+        if file.name:
+            say(f"Wrote {file.name}.")
     if any(row.error for row in rows):
         sys.exit(1)
 
@@ -212,7 +217,7 @@ def _print_rows(rows: "list[SpeedRow]", table: list[list[str]]) -> None:
         shown.add_column(name, justify="right" if i in right else "left")
     for row, texts in zip(rows, lines, strict=True):
         style = "red" if row.error else "bold" if row.ratio is not None else ""
-        shown.add_row(*(Text(text, style=style) for text in texts))
+        shown.add_row(*(Text(clean(text), style=style) for text in texts))
     Console().print(shown)
 
 
@@ -249,14 +254,15 @@ def _compare(
 
     common = prepare_study(data, models, name_settings(given), recipe, say)
     folder = study_folder(out, "compare", data, *models)
+    check_outside(folder, [data])
     design = Design(common, tuple(int(budget) for budget in budgets), tuple(parts), seeds)
     say(f"{len(design.names())} trainings -> {folder}")
     found = compare(folder, design, jobs=jobs, device=device, watch=say_progress(say, design.names()))
     header, *rows = table(found)
     print_columns([header, *rows], right=range(1, len(header)))
     for error in found.errors:
-        print(f"not trained: {error}", file=sys.stderr)
-    print(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
+        complain(f"not trained: {error}")
+    say(f"Wrote {folder / 'compare.html'}, with compare.json, compare.png and compare.svg beside it.")
     if found.errors:
         sys.exit(1)
 

@@ -1,18 +1,18 @@
 """The command that looks at data: `weft check`."""
 
-import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
-from weft.cli.options import Flag, JsonFlag, Keys, check_out, progress_of, settings_of
+from weft.cli.options import Flag, Force, JsonFlag, Keys, progress_of, say, say_json, settings_of
+from weft.cli.outputs import PAGE, OutputFile, check_outputs, refuse_inputs
 
 
 def check(
     data: str,
     /,
     *,
-    out: Path | None = None,
+    out: str = "",
+    force: Force = False,
     as_json: JsonFlag = False,
     quick: Annotated[bool, Flag] = False,
     task: str = "auto",
@@ -27,6 +27,8 @@ def check(
         a known set, demo:fashion or demo:nuclei.
     out
         Also write a page with the pictures concerned, such as check.html.
+    force
+        Replace that page even where Weft did not write it.
     as_json
         Print one JSON object instead of a table.
     quick
@@ -44,21 +46,24 @@ def check(
 
     given = {"data.task": task, **settings_of(keys), "data.source": data}
     config = override(Config(), given).data
-    check_out(out=str(out or ""))
+    page = OutputFile("out", out, PAGE)
+    check_outputs(page, force=force, data=[data, config.val, config.masks, config.classes])
     source = open_configured(config)
+    if force and source.blocks is None:  # else these are tar files, named in `data`
+        refuse_inputs([page], (source.open(i) for i in range(len(source))))
     split = make_split(source, config, 0) if config.val else None  # with a second source there are two sides
     with progress_of("pictures", quiet=as_json) as progress:
         report = check_data(source, split, quick=quick, config=config, progress=progress)
-    if out is not None:
-        write_page(report, source, out)
+    if page.path is not None:
+        write_page(report, source, page.path)
     if as_json:
-        print(json.dumps(report.to_dict(), indent=2))
+        say_json(report.to_dict(), indent=2)
     elif sys.stdout.isatty():
         from rich.console import Console
 
         print_report(report, Console())
     else:
-        print("\n".join(report.lines()))
-    if out is not None and not as_json:
-        print(f"Wrote {out}.")
+        say(*report.lines())
+    if out and not as_json:
+        say(f"Wrote {out}.")
     sys.exit(1 if report.has("error") else 0)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from weft.cli.options import Names, progress_of
+from weft.cli.options import Names, progress_of, say
+from weft.cli.outputs import check_outside, making
 from weft.errors import WeftError, check_writable
 
 
@@ -26,7 +27,8 @@ def explain(
     run
         A run or model folder; or the name of a model of `weft models` or of timm's.
     pictures
-        Files, folders with all below them, or patterns such as "*.jpg"; the first are drawn, all are measured.
+        Files, folders with all below them, patterns such as "*.jpg", or a table (CSV) of paths; the first are drawn,
+        all are measured.
     against
         Another run, or the name of a model, to show side by side.
     init
@@ -47,14 +49,15 @@ def explain(
         raise WeftError("No pictures given; name files, folders or patterns.")
     out = out or Path(f"explain-{Path(run).resolve().name}")
     check_writable(out)
+    check_outside(out, [*pictures, masks])
 
     from weft.explain.compare import explain_subjects
     from weft.run.subjects import open_subjects
 
     subjects = open_subjects(run, against, device, pretrained=init == "pretrained")
-    with progress_of("steps", quiet=False) as progress:
+    with making(out), progress_of("steps", quiet=False) as progress:
         explained = explain_subjects(subjects, list(pictures), layers=layer, masks=masks, of=of, progress=progress)
         page = explained.write(out, progress)
     for explanation in explained.explanations:
-        print("\n".join(explanation.lines()))
-    print(f"Wrote {page}, figures and explain.json.")
+        say(*explanation.lines())
+    say(f"Wrote {page}, figures and explain.json.")

@@ -1,13 +1,12 @@
 """The commands about models and their weights: `weft models` and `weft convert`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from weft.cli.options import JsonFlag, print_columns
+from weft.cli.options import JsonFlag, print_columns, say, say_json
 from weft.errors import WeftError, check_writable, did_you_mean
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def models(filter: str = "", /, *, as_json: JsonFlag = False) -> None:
         names = {info.name.split(".")[0] for info in catalog()}
         raise WeftError(f"No model matches {filter!r}." + did_you_mean(filter, names))
     if as_json:
-        print(json.dumps([asdict(info) for info in infos], indent=2))
+        say_json([asdict(info) for info in infos], indent=2)
     else:
         _print_models(infos)
 
@@ -39,12 +38,13 @@ def models(filter: str = "", /, *, as_json: JsonFlag = False) -> None:
 def convert(
     file: Path, /, *, model: str, out: Path, num_classes: Annotated[int | None, Parameter(negative="")] = None
 ) -> None:
-    """Turn a published checkpoint into a model folder that timm opens.
+    """Turn a published checkpoint, or a plain state dict, into a model folder that timm opens.
 
     Parameters
     ----------
     file
-        The authors' file of a CvT, CeiT, ViTAE, PVT, CSWin or T2T-ViT, or a Hugging Face CvT folder or file.
+        The authors' file of a CvT, CeiT, ViTAE, PVT, CSWin or T2T-ViT, a Hugging Face CvT folder or file, or what
+        torch.save wrote of a model's own state_dict.
     model
         What the weights are for, such as cvt_13.
     out
@@ -61,7 +61,7 @@ def convert(
 
     converted = convert_weights(file, model=model, num_classes=num_classes)
     save_model(converted, out)
-    print(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
+    say(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
 
 
 def _print_models(infos: "list[ModelInfo]") -> None:
@@ -81,4 +81,4 @@ def _print_models(infos: "list[ModelInfo]") -> None:
     print_columns([header, *rows], right=range(1, 5))
     places = sorted({info.files for info in infos if info.files})
     if places:
-        print(f"\nAuthors' files, for `weft convert`: {', '.join(places)}")
+        say("", f"Authors' files, for `weft convert`: {', '.join(places)}")

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Protocol
 from cyclopts import Parameter
 
 from weft.errors import WeftError, check_positive, check_ratio
+from weft.words import clean
 
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
 Names = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 Flag = Parameter(negative="")
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")]
+Force = Annotated[bool, Flag]
 JsonFlag = Annotated[bool, Parameter(name="--json", negative="")]
 OutFile = Parameter(allow_leading_hyphen=True)  # "-" is standard output
 
@@ -31,12 +33,15 @@ def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
         yield None
     elif sys.stderr.isatty():
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
         columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what)
-            yield lambda done, of, part="": bar.update(task, completed=done, total=of, description=part or what)
+            yield lambda done, of, part="": bar.update(
+                task, completed=done, total=of, description=escape(clean(part or what))
+            )
     else:
         said, before = 0, ""
 
@@ -44,10 +49,10 @@ def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
             nonlocal said, before
             if part not in ("", before):
                 before = part
-                print(part, file=sys.stderr, flush=True)
+                complain(part)
             if of > 10_000 and 10 * done // of > said:
                 said = 10 * done // of
-                print(f"{done} of {of} {what}", file=sys.stderr)
+                complain(f"{done} of {of} {what}")
 
         yield say
 
@@ -69,29 +74,26 @@ def study_folder(out: str, kind: str, *names: str) -> Path:
     return Path(out or "-".join([f"runs/{kind}", *(Path(name.replace(":", "-")).stem for name in names)]))
 
 
-def say(text: str) -> None:
-    """At once, wherever the output goes: a study takes long."""
-    print(text, flush=True)
+def say(*lines: str) -> None:
+    """Lines at once, wherever the output goes; nothing in them moves the cursor, whatever names they have from others.
+
+    All that commands print goes through here, or is JSON.
+    """
+    print("\n".join(map(clean, lines)), flush=True)
+
+
+def complain(line: str) -> None:
+    """A line on standard error."""
+    print(clean(line), file=sys.stderr, flush=True)
+
+
+def say_json(content: Any, indent: int | None = None) -> None:
+    from weft.documents import to_json
+
+    print(to_json(content, indent))
 
 
 def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
     from weft.report.text import columns
 
-    print("\n".join(columns(rows, right)))
-
-
-def check_out(**files: str) -> None:
-    """Raises for an option whose file cannot be written, before the work and not after it."""
-    for option, file in files.items():
-        path = Path(file)
-        if file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise WeftError(f"--{option} {path} cannot be written; name a file in a folder that exists.")
-
-
-def write_out(file: str, text: str) -> None:
-    if file == "-":
-        print(text, end="")
-    else:
-        from weft.files import write_text
-
-        write_text(Path(file), text)
+    say(*columns(rows, right))

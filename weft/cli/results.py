@@ -1,13 +1,13 @@
 """The commands that use a trained model: `weft eval` and `weft predict`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Keys, OutFile, check_out, progress_of, settings_of, write_out
+from weft.cli.options import Flag, Force, Keys, Names, OutFile, progress_of, say, say_json, settings_of
+from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
 from weft.errors import WeftError, check_positive, check_writable
 
 SCORE = 0.5  # as `weft.run.predictor` has it, which the help must not import
@@ -19,6 +19,7 @@ def evaluate(
     /,
     *,
     split: str = "",
+    classes: Names = [],  # noqa: B006  cyclopts never changes it
     scales: str = "",
     flip: Annotated[bool, Flag] = False,
     mode: str = "",
@@ -38,6 +39,9 @@ def evaluate(
     split
         train, val, test or all; by default the part that the run reports on. Of other data the validation pictures, of
         a known set its test part.
+    classes
+        Classes of the data that the model has under another name: Pug=pug "German Shepherd=shepherd". Those that it
+        does not have are left out, and said.
     scales
         Segmentation: average over these sizes of the picture, such as 0.5,0.75,1,1.25.
     flip
@@ -54,7 +58,7 @@ def evaluate(
         Other settings of how the model is used, such as --test.overlap 0.5.
     """
     from weft.run.evaluate import evaluate as evaluate_model
-    from weft.run.evaluate import find_pictures
+    from weft.run.evaluate import find_pictures, in_models_classes
     from weft.run.predictor import load
 
     settings: dict[str, Any] = _test_keys(keys)
@@ -63,14 +67,15 @@ def evaluate(
     settings |= {"test.mode": mode} if mode else {}
     predictor = load(run, device, settings)
     source, indices, what = find_pictures(run, data, split)
+    source, indices, notes = in_models_classes(predictor, source, indices, _renamed(classes))
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
         evaluation = evaluate_model(predictor, source, indices, workers=workers, progress=progress)
     metrics = evaluation.metrics()
     if as_json:
-        print(json.dumps({"data": source.root, "pictures": what, **metrics}, allow_nan=False))
+        say_json({"data": source.root, "pictures": what, **({"notes": notes} if notes else {}), **metrics})
     else:
-        print(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
-        print("\n".join(evaluation.lines(metrics)))
+        say(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
+        say(*notes, *evaluation.lines(metrics))
 
 
 def predict(
@@ -82,6 +87,7 @@ def predict(
     score: Annotated[float, Parameter(negative="")] = SCORE,
     csv: Annotated[str, OutFile] = "",
     as_json: Annotated[str, Parameter(name="--json"), OutFile] = "",
+    force: Force = False,
     batch: Annotated[int | None, Parameter(negative="")] = None,
     device: str = "auto",
     workers: Annotated[int, Parameter(negative="")] = -1,
@@ -94,7 +100,7 @@ def predict(
     run
         A run or model folder.
     pictures
-        Files, folders with all below them, or patterns such as "*.jpg".
+        Files, folders with all below them, patterns such as "*.jpg", or a table (CSV) with a path in each line.
     out
         Segmentation, detection: a new folder for masks, overlays and predictions.json.
     top
@@ -105,6 +111,8 @@ def predict(
         Write a table to this file; - for standard output.
     as_json
         Write JSON to this file; - for standard output.
+    force
+        Replace such a file even where Weft did not write it. Pictures and runs are never replaced.
     batch
         Pictures at once.
     device
@@ -120,12 +128,11 @@ def predict(
         raise WeftError("--csv and --json cannot both go to standard output; give one of them a file.")
     if not 0 <= score <= 1:
         raise WeftError(f"--score {score:g} is no probability; choose a number from 0 to 1.")
-    check_out(csv=csv, json=as_json)
+    files = OutputFile("csv", csv, TABLE), OutputFile("json", as_json, PREDICTIONS)
+    check_outputs(*files, force=force, data=pictures, run=run)
     if out is not None:
         check_writable(out)
-        inputs = [Path(picture).resolve() for picture in pictures if Path(picture).is_dir()]
-        if any(out.resolve().is_relative_to(folder) for folder in inputs):
-            raise WeftError(f"--out {out} lies among the pictures; choose a place outside of them.")
+        check_outside(out, pictures)
 
     from weft.data.given import GivenPictures
     from weft.run.predictor import load
@@ -135,6 +142,7 @@ def predict(
     if out is not None and not predictor.task.writes_pictures:
         raise WeftError(f"{run} holds a classifier, which has no pictures to write; leave --out, take --csv.")
     found = GivenPictures(list(pictures), predictor.task.name)
+    refuse_inputs(files, found.files)
     writer = predictor.task.results(found, out, top=top, score=score)
     options: dict[str, Any] = {"top": top, "batch": batch or 0, "workers": workers}
     errors = []
@@ -144,21 +152,26 @@ def predict(
             writer.add(index, prediction)
             errors.append(prediction.error)
     texts = writer.close()
-    if as_json:
-        write_out(as_json, texts.json)
-    if csv:
-        write_out(csv, texts.csv)
+    for file, text in zip(files, (texts.csv, texts.json), strict=True):
+        file.write(text)
     if "-" not in (csv, as_json):
         written = [name for name in (csv, as_json, str(out or "")) if name]
         if not csv and not as_json:
-            print(texts.lines)
+            say(*texts.lines)
         if written:
             unread = sum(map(bool, errors))
-            print(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
+            say(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
         elif texts.hint:
-            print(texts.hint)
+            say(texts.hint)
     if all(errors):
-        sys.exit(2)
+        sys.exit(1)
+
+
+def _renamed(classes: list[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in classes]
+    if wrong := [name for name, sign, new in pairs if not (name and sign and new)]:
+        raise WeftError(f"--classes {wrong[0]} is no pair such as Pug=pug.")
+    return {name: new for name, _, new in pairs}
 
 
 def _test_keys(keys: list[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from weft.cli.options import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def search(
     import_optuna()
     given = name_settings(settings_of(keys) | dict(img_size=img_size, fraction=fraction, device=device))
     plan = make_plan(data, model, given, recipe=recipe, space=space, say=say, **options)
-    _run(plan, study_folder(out, "search", data, plan.model), device, jobs)
+    folder = study_folder(out, "search", data, plan.model)
+    check_outside(folder, [data])
+    _run(plan, folder, device, jobs)
 
 
 def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
@@ -119,10 +122,10 @@ def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
         save_plan(folder, plan)
         found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
-        print("Stopped; run the same command to continue.")
+        say("Stopped; run the same command to continue.")
         return
     _print_networks(found)
-    print(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
+    say(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
 
 
 def _print_networks(found: "SearchResult") -> None:
@@ -139,9 +142,9 @@ def _print_networks(found: "SearchResult") -> None:
         scores = [f"{trial.trained:.2%}" if trial.trained is not None else "-", f"{trial.judged:.2%}"]
         rows.append([mark, *scores, short_number(trial.parameters), short_number(trial.macs), choices])
     print_columns([header, *rows], right=(1, 2, 3, 4))
-    print("* no other network trained is better and cheaper.")
+    say("* no other network trained is better and cheaper.")
     if found.trust:
-        print(found.trust)
+        say(found.trust)
 
 
 def _count(option: str, text: str) -> float:

@@ -1,10 +1,12 @@
 """The commands around training: `weft train`, `weft demo`, and the lists of recipes and settings."""
 
+import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import Flag, Keys, Quiet, print_columns, settings_of
+from weft.cli.options import Flag, Keys, Quiet, print_columns, say, settings_of
 from weft.engine.start import RunStart
 from weft.errors import WeftError, did_you_mean
 
@@ -105,7 +107,7 @@ def train(
     short = dict(task=task, head=head, model=model, init=init, epochs=epochs, minutes=minutes, img_size=img_size)
     short |= dict(batch=batch, lr=lr, val=val, fraction=fraction, balance=balance, freeze=freeze, teacher=teacher)
     settings = {**short, "patience": patience, "seed": seed, "device": device, **settings_of(keys)}
-    train_since(
+    run = train_since(
         RunStart.of_command(),
         data,
         recipe=recipe,
@@ -116,6 +118,7 @@ def train(
         quiet=quiet,
         **settings,
     )
+    _end_as_interrupted(run)
 
 
 @dataclass(frozen=True)
@@ -174,15 +177,21 @@ def demo(
     chosen = DEMOS[task]
     run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
     if not quiet and not run.stopped:
-        print(_next_steps(chosen, run))
+        say(*_next_steps(chosen, run))
+    _end_as_interrupted(run)
 
 
-def _next_steps(demo: Demo, run: "Run") -> str:
+def _end_as_interrupted(run: "Run") -> None:
+    """After a Ctrl-C, with the exit code that shells expect. torchrun would take it for a failure, and start again."""
+    if run.interrupted and "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(130)
+
+
+def _next_steps(demo: Demo, run: "Run") -> list[str]:
     outcome = demo.outcome.format_map(defaultdict(float, run.metrics))
-    return (
-        f"\n{outcome}\nLook at {run.folder / 'report.html'}; then try it on your own pictures:\n"
-        f"  weft check my_pictures/\n  weft train my_pictures/\n  weft predict {run.folder} {demo.predict}"
-    )
+    look = f"Look at {run.folder / 'report.html'}; then try it on your own pictures:"
+    steps = "weft check my_pictures/", "weft train my_pictures/", f"weft predict {run.folder} {demo.predict}"
+    return ["", outcome, look, *(f"  {step}" for step in steps)]
 
 
 def recipes(name: str = "", /) -> None:
@@ -196,7 +205,7 @@ def recipes(name: str = "", /) -> None:
     from weft.run.recipes import AUTO, AUTO_LINE, recipe_names, recipe_text
 
     if name:
-        print(recipe_text(name), end="")
+        say(*recipe_text(name).splitlines())
     else:
         print_columns([[AUTO, AUTO_LINE], *([name, line] for name, line in recipe_names())])
 

@@ -1,4 +1,4 @@
-"""Pictures that somebody named: files, folders, patterns, images, arrays."""
+"""Pictures that somebody named: files, folders, patterns, tables of paths, images, arrays."""
 
 import glob
 import os
@@ -9,9 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from weft.data.read import BadPicture
-from weft.data.sources.source import PICTURE_ENDINGS
+from weft.data.sources.folders import LeftOut, walk
+from weft.data.sources.source import PICTURE_ENDINGS, ending
+from weft.data.sources.tables import read_paths
 from weft.data.targets import KINDS, TaskName
 
+TABLES = (".csv", ".tsv", ".txt")
 Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
@@ -49,16 +52,27 @@ def _find(pictures: Any) -> Iterator[tuple[str, Any]]:
 
 def _find_files(path: str) -> Iterator[tuple[str, Any]]:
     if os.path.isdir(path):
-        below = (p for p in sorted(Path(path).rglob("*")) if p.suffix.lower() in PICTURE_ENDINGS)
-        files = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        passed = LeftOut()
+        files = [Path(path, name) for name in walk(Path(path), ".", passed)]
+        files += (Path(path, name) for name in (*passed.broken, *passed.special) if ending(name) in PICTURE_ENDINGS)
         nothing = "a folder without pictures"
     else:
-        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in sorted(glob.glob(path, recursive=True))]
+        files = [Path(path)] if os.path.exists(path) else [Path(p) for p in glob.glob(path, recursive=True)]
         nothing = "no such file or folder"
+    if len(files) == 1 and ending(files[0].name) in TABLES and files[0].is_file():
+        files, nothing = _listed(files[0]), "a table without paths"
+    else:
+        files = sorted(files)
     for file in files:
         yield _shown(str(file)), file
     if not files:
         yield _shown(path), BadPicture(nothing)
+
+
+def _listed(table: Path) -> list[Path]:
+    """The files that a table names: counted from its folder or, where nothing lies there, from here."""
+    pairs = ((table.parent / name, Path(name)) for name in read_paths(table) if name)
+    return [here if here.exists() and not beside.exists() else beside for beside, here in pairs]
 
 
 def _shown(path: str) -> str:

@@ -21,7 +21,9 @@ are JPEG (with MPO), PNG, WebP, BMP, TIFF, GIF and PPM: widely used, and with de
 """
 
 import io
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +69,13 @@ class Header:
     frames: int = 1
     orientation: int = 1  # EXIF, 1 to 8
     profile: str = ""  # name of a colour profile that is not sRGB
+
+
+def open_file(path: Path, buffering: int = -1) -> BinaryIO:
+    """A file to be read; raises BadPicture for a pipe or a device, which might be waited for without end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise BadPicture("a folder, a pipe or a device, not a file")
+    return open(path, "rb", buffering)
 
 
 def header(file: Picture) -> Header:
@@ -137,7 +146,7 @@ class OpenedPicture:
         elif isinstance(file, Image.Image):
             self.image = file
         else:
-            self._stream = io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb")  # noqa: SIM115 close()
+            self._stream = io.BytesIO(file) if isinstance(file, bytes) else open_file(file)
             if self._stream.read(6) == b"\x93NUMPY":
                 self._stream.seek(0)
                 self.header = _array_header(*_npy_header(self._stream), "NPY")

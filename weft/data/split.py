@@ -16,6 +16,7 @@ import numpy as np
 from weft.config import DataConfig
 from weft.data.check.duplicates import Copies
 from weft.data.sources.source import Source, fingerprint
+from weft.documents import read_json
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.words import many, some
@@ -316,10 +317,18 @@ def save_split(split: Split, source: Source, path: Path, mark: str = "") -> None
     write_text(path, json.dumps(content, indent=1))
 
 
+def stored_fingerprint(path: Path) -> str:
+    """That of the source which a split was made of; nothing where the file is no split."""
+    try:
+        return str(read_json(path)["fingerprint"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
 def load_split(path: Path, source: Source) -> Split:
     """The split as it was saved; WeftError where the source has lost or got pictures since, and says which."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         rest, folders = content["rest"], content["folders"]
         named = {part: content[part] for part in PARTS if part != rest}
     except OSError:

@@ -21,7 +21,7 @@ from torch import nn
 
 from weft.config import RunConfig
 from weft.errors import WeftError
-from weft.words import many
+from weft.words import clean, many
 
 MIN_UNIT_PARAMETERS = 10_000  # for which a message of their own pays in a sharded model
 TIMEOUT = timedelta(minutes=30)  # with other processes, such as one that writes the report
@@ -135,7 +135,7 @@ def process_group() -> Iterator[World]:
     except (WeftError, OSError) as error:
         if world.is_main:
             raise
-        print(f"weft: process {rank}: {error}", file=sys.stderr)
+        print(clean(f"weft: process {rank}: {error}"), file=sys.stderr)
         raise SystemExit(2) from error
     except RuntimeError as error:
         if not is_lost_connection(error):

@@ -1,7 +1,5 @@
 """The log of a run: rows in metrics.jsonl for programs, a bar or lines for people, TensorBoard where it is wanted."""
 
-import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,9 +8,11 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
+from weft.documents import parse_json, to_json
 from weft.engine.state import RunProgress
 from weft.errors import WeftError
 from weft.files import write_text
+from weft.words import clean
 
 LINE_SECONDS = 30  # between two lines of one epoch where the output is no terminal
 METRICS = "metrics.jsonl"
@@ -28,11 +28,11 @@ class MetricsFile:
     def truncate(self, progress: RunProgress) -> None:
         """Leaves what was reported until `progress`; what comes after it will come again."""
         rows = read_rows(self.path) if self.path.exists() else []
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows if _is_before(row, progress)))
+        write_text(self.path, "".join(to_json(row) + "\n" for row in rows if _is_before(row, progress)))
         self._file: TextIO = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  open as long as the run
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n")
+        self._file.write(to_json(row) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -44,18 +44,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            rows.append(parse_json(line, path))
+        except WeftError:
             break
     return rows
 
 
 def _is_before(row: dict[str, Any], progress: RunProgress) -> bool:
     return row["epoch"] <= progress.validated if row["kind"] == "epoch" else row["step"] <= progress.step
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Screen:
@@ -77,7 +73,7 @@ class Screen:
             self.bar.start()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(clean(text), markup=False, emoji=False)
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """A bar for work before the start, on a terminal: call it with how many are done, of how many."""

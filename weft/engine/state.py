@@ -27,6 +27,7 @@ import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from weft.documents import parse_json
 from weft.engine.optim import Ema
 from weft.errors import WeftError
 from weft.files import write_tensors
@@ -123,7 +124,7 @@ def read_header(run: Path) -> dict[str, Any]:
         raise WeftError(f"{run} has no state to resume from: expected {path}.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["weft"])
+            header = parse_json((file.metadata() or {})["weft"], path)
         if header["format"] != FORMAT:
             raise WeftError(f"{path} has format {header['format']}; this version of Weft reads format {FORMAT}.")
         header["progress"] = RunProgress(**header["progress"])
@@ -177,7 +178,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
         if names[parameter] in by_name:
             found = by_name[names[parameter]]
             state[index] = {
-                k: _laid_out_like(parameter, v) if v.shape == parameter.shape else v for k, v in found.items()
+                # a copy of numbers, too: one tensor that lies in the file keeps its place on disk when it is replaced
+                k: _laid_out_like(parameter, v) if v.shape == parameter.shape else v.clone()
+                for k, v in found.items()
             }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -13,7 +13,7 @@ from weft.explain.exhibits import Exhibit, Lines, Matrix, Panel, Sheet, title
 from weft.explain.explain import Progress
 from weft.explain.heat import COLOURS
 from weft.report.figures import INKS, new_figure, plots, write_figure
-from weft.words import many
+from weft.words import clean, many
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,5 +116,5 @@ def _matrix(matrix: Matrix) -> "Figure":
 
 
 def _plain(text: str) -> str:
-    """Without what matplotlib takes for a formula."""
-    return text.replace("$", r"\$")
+    """Without what matplotlib takes for a formula, or complains about in words that have it."""
+    return "\n".join(map(clean, text.split("\n"))).replace("$", r"\$")

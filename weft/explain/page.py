@@ -1,6 +1,5 @@
 """The folder that `weft explain` writes: figures for papers, explain.json with the numbers, and one page for all."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.documents import to_json
 from weft.explain.exhibits import READING, Exhibit, Lines, Matrix, Sheet
 from weft.explain.explain import Progress
 from weft.explain.explanation import Explanation
@@ -31,7 +31,7 @@ def write_explanation(
     """Writes everything into `folder`, which exists; returns the page."""
     stems = write_figures(exhibits, folder, progress)
     content = {"models": [e.to_dict() for e in explanations], "similarity_between": asdict(cross) if cross else None}
-    write_text(folder / NUMBERS, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(folder / NUMBERS, to_json(content, indent=1) + "\n")
     write_text(folder / PAGE, page(explanations, exhibits, stems))
     return folder / PAGE
 

@@ -4,7 +4,10 @@ A family file holds the paper; this file holds what timm, and everything built o
 at several strides, a head that can be replaced, layer groups, gradient checkpointing, pruning, initialisation.
 """
 
+import importlib
 import inspect
+import os
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -193,12 +196,28 @@ class HybridModel(nn.Module):
             if hasattr(module, "grad_checkpointing"):
                 setattr(module, "grad_checkpointing", enable)  # noqa: B010  a Module's attributes have no type
 
+    def save_pretrained(self, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> None:
+        """`weft.save_model`, which timm opens as "local-dir:FOLDER"; a model that lies there is replaced."""
+        _weights_folder().save_model(self, folder, label_names, overwrite=True)
+
+    def push_to_hub(self, repo_id: str, label_names: Sequence[str] | None = None, **options: Any) -> str:
+        """Uploads the model to the Hugging Face Hub, where timm opens it as "hf-hub:REPO_ID"; returns its address.
+
+        `options`: commit_message, token, revision, private, create_pr.
+        """
+        return _weights_folder().push_model(self, repo_id, label_names, **options)
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameter names to layers, from the picture to the head, for layer-wise learning rates."""
         raise NotImplementedError
 
     def no_weight_decay(self) -> set[str]:
         raise NotImplementedError
+
+
+def _weights_folder() -> Any:
+    """The module that writes models, which imports this one."""
+    return importlib.import_module("weft.models.weights.folder")
 
 
 def _check_classes(num_classes: object) -> None:

@@ -26,7 +26,8 @@ def confusion_line(pairs: Sequence[dict[str, Any]], amount: Callable[[dict[str, 
     """The classes most often taken for others, and how often, in one line; none where nothing was confused."""
     named = [f"{pair['truth']} taken for {pair['said']} ({amount(pair)})" for pair in pairs[:PAIRS]]
     if named:
-        yield f"\nMost confused: {', '.join(named)}"
+        yield ""
+        yield f"Most confused: {', '.join(named)}"
 
 
 def unlearned_line(classes: Sequence[str]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 Each choice comes with its reason, which is shown; nothing that was set is changed.
 """
 
-import json
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -20,6 +19,7 @@ from weft.data.keep import room_on
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture
 from weft.data.sources.source import Source
+from weft.documents import read_json
 from weft.errors import WeftError
 from weft.kernels.switch import runs_on
 from weft.tasks.choose import default_workers
@@ -153,9 +153,9 @@ def _statistics(
 def read_preprocessing(folder: str) -> Preprocessing | None:
     """The preprocessing that a model folder of Weft's holds."""
     try:
-        content = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        content = read_json(Path(folder) / "config.json")
         return Preprocessing.from_dict(content["weft"]["preprocessing"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, WeftError):
+    except (OSError, KeyError, TypeError, WeftError):
         return None
 
 

@@ -1,6 +1,7 @@
 """The data of a run: opened, split and checked before anything else happens, even the import of torch."""
 
 import contextlib
+import glob
 import os
 import shlex
 from collections.abc import Iterator
@@ -135,6 +136,24 @@ def absolute_paths(config: Config) -> dict[str, str]:
     named |= {key: path for key, path in beside.items() if Path(path).exists()}
     named |= {"model.init": config.model.init, "loss.teacher": config.loss.teacher}
     return {key: absolute(path) for key, path in named.items() if path}
+
+
+def relocated(config: DataConfig, place: str) -> DataConfig:
+    """The same data at another place, with what lies inside them: masks, a class file, validation pictures."""
+    old, new = Path(config.source), absolute(place)
+
+    def follow(path: str) -> str:
+        inside = path and Path(path).is_absolute() and Path(path).is_relative_to(old)
+        return str(Path(new, Path(path).relative_to(old))) if inside else path
+
+    return replace(
+        config, source=new, val=follow(config.val), masks=follow(config.masks), classes=follow(config.classes)
+    )
+
+
+def is_there(source: str) -> bool:
+    """Whether a path, a pattern or NAME:ROOT leads anywhere."""
+    return any(map(os.path.exists, (source, source.partition(":")[2]))) or bool(glob.glob(source))
 
 
 def absolute(path: str) -> str:

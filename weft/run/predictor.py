@@ -64,8 +64,8 @@ class Predictor:
         A picture that cannot be read has an `error`; the others are not touched by that.
 
         Args:
-            pictures: a file, a folder with all below it, a pattern such as "*.jpg", a Pillow image, an (H, W) or
-                (H, W, C) array, or a list of these.
+            pictures: a file, a folder with all below it, a pattern such as "*.jpg", a table with a path in each line, a
+                Pillow image, an (H, W) or (H, W, C) array, or a list of these.
             top: how many classes a classifier names.
             score: objects that a detector is less sure of are left out.
             batch: pictures at once; 0: as in validation.
@@ -122,7 +122,8 @@ class Predictor:
         """An answer to each picture, or one line on why there is none."""
         try:
             answers = self.infer(pictures)
-            return list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
+            answers = list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
+            return [answer if _is_finite(answer) else "the model's answer is no number" for answer in answers]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -175,6 +176,12 @@ class Predictor:
             per_pixel=self.task.per_pixel,
             multilabel=self.multilabel,
         )
+
+
+def _is_finite(answer: Any) -> bool:
+    """Whether a task's answer to one picture, a tensor or several by name, is made of numbers."""
+    parts = answer.values() if isinstance(answer, Mapping) else [answer]
+    return all(bool(part.isfinite().all()) for part in parts if isinstance(part, Tensor))
 
 
 # A run or model folder ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ class Run:
     folder: Path
     metrics: dict[str, Any]  # of the pictures that it reports on, as `weft eval` gives them; empty where stopped
     stopped: bool = False
+    interrupted: bool = False  # stopped by Ctrl-C
 
     def load(self) -> Any:
         """The trained model, ready for `.predict`."""

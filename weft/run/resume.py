@@ -1,6 +1,5 @@
 """A run that goes on: from the last saved state, with the data and settings that it was started with."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,15 @@ from typing import Any
 from weft.config import Config, override, read_yaml
 from weft.data.check.check import DataReport
 from weft.data.preprocessing import Preprocessing
-from weft.data.sources.source import fingerprint
+from weft.data.sources.source import Source, fingerprint
 from weft.data.split import load_split
-from weft.engine.device import process_group
+from weft.documents import read_json
+from weft.engine.device import World, process_group
 from weft.engine.start import RunStart
 from weft.engine.state import STATE, read_header
 from weft.errors import WeftError
 from weft.models.weights.former import former_args
-from weft.run.data import RunData, absolute_paths, open_sources
+from weft.run.data import RunData, absolute_paths, is_there, open_sources, relocated
 from weft.run.recipes import decide_length
 from weft.run.result import Run
 from weft.run.session import RunSession, locked_by_main
@@ -25,6 +25,7 @@ MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.compile", "run.fast", "run.replay", "run.fsdp", "run.tensorboard", "run.deterministic", "optim."),
     *("data.workers", "data.bad_files", "data.leaks", "data.keep"),
 )
+MAY_MOVE = ("data.source", "data.val", "data.masks", "data.classes")  # as long as the fingerprint is the same
 
 
 def read_settings(folder: Path) -> Config:
@@ -35,23 +36,40 @@ def read_settings(folder: Path) -> Config:
     return replace(saved, model=replace(saved.model, args={**former, **saved.model.args}))
 
 
+def change_settings(folder: Path, given: dict[str, Any]) -> tuple[Config, list[str]]:
+    """The settings of a run with those that were given, and the keys that differ from what they were."""
+    saved = read_settings(folder)
+    paths = absolute_paths(override(Config(), given))
+    given = {**given, **{key: path for key, path in paths.items() if key in given}}
+    changed = [key for key, value in given.items() if override(saved, {key: value}) != saved]
+    fixed = [key for key in changed if not key.startswith((*MAY_CHANGE, *MAY_MOVE))]
+    if fixed:
+        raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with --init {folder}.")
+    if "data.source" in changed:
+        saved = replace(saved, data=relocated(saved.data, given["data.source"]))
+    return override(saved, given), changed
+
+
+def _open_moved(folder: Path, config: Config, world: World) -> Source:
+    """The pictures, wherever they are now; where that is not known, WeftError says how to tell."""
+    try:
+        return open_sources(config, world)
+    except WeftError as error:
+        if is_there(config.data.source):
+            raise
+        raise WeftError(f"{error} If it was moved: weft train --resume {folder} --data.source PLACE") from None
+
+
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool, start: RunStart) -> Run:
     """Goes on from the last saved state. Other data or settings are refused, or said and accepted."""
     given = decide_length(given)
     with process_group() as world:
         with world.propagate_errors():
             header = read_header(folder)
-            saved = read_settings(folder)
-            paths = absolute_paths(override(Config(), given))
-            given = {**given, **{key: path for key, path in paths.items() if key in given}}
-            config = override(saved, given)
-            changed = [key for key, value in given.items() if override(saved, {key: value}) != saved]
-            changes = [f"{key}: {given[key]!r}" for key in changed]
-            fixed = [key for key in changed if not key.startswith(MAY_CHANGE)]
-            if fixed:
-                raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with --init {folder}.")
+            config, changed = change_settings(folder, given)
+            changes = [f"{key}: {given[key]!r}" for key in changed if key not in MAY_MOVE]
         with start.phase("listing"):
-            source = open_sources(config, world)
+            source = _open_moved(folder, config, world)
         with world.propagate_errors():
             if source.classes != header["classes"]:
                 raise WeftError(f"{config.data.source} has other classes than the run {folder} was started with.")
@@ -63,7 +81,7 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
                     " Undo that, or go on with --allow-changes (the result is then not that of one run)."
                 )
             split = load_split(folder / "split.json", source)
-            report = DataReport.from_dict(json.loads((folder / "data_report.json").read_text(encoding="utf-8")))
+            report = DataReport.from_dict(read_json(folder / "data_report.json"))
             preprocessing = Preprocessing.from_dict(header["preprocessing"])
         with start.phase("device"):
             world = world.with_device(config.run.device)

@@ -5,7 +5,6 @@
 
 import contextlib
 import functools
-import json
 import math
 import shlex
 import signal
@@ -24,6 +23,7 @@ from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan, balance_weights
 from weft.data.sources.source import fingerprint
 from weft.data.split import save_split
+from weft.documents import to_json
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import restore
 from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
@@ -148,7 +148,7 @@ class RunSession:
 
     def write_settings(self) -> None:
         write_text(self.folder / "config.yaml", to_yaml(self.config))
-        write_text(self.folder / "data_report.json", json.dumps(self.data.report.to_dict()))
+        write_text(self.folder / "data_report.json", to_json(self.data.report.to_dict()))
         save_split(self.data.split, self.data.source, self.folder / "split.json", self.fingerprint)
 
     def prepare_resumed(self, changed: list[str], header: dict[str, Any]) -> None:
@@ -279,15 +279,16 @@ class RunSession:
         trainer.run.start = self.start
         if trainer.run.kept is not None:
             report_bad_files(trainer.run, trainer.run.kept.bad)
+        signals: list[int] = []
         try:
-            with stopping_at_signals(trainer):
+            with stopping_at_signals(trainer, signals):
                 trainer.fit()
         except TrainingStopped:
             self.screen.close()
             self.screen.say(
                 f"Stopped after step {trainer.progress.step:,}; go on with: weft train --resume {self.folder}"
             )
-            return Run(self.folder, {}, stopped=True)
+            return Run(self.folder, {}, stopped=True, interrupted=signal.SIGINT in signals)
         finally:
             self.screen.close()
             if metrics:
@@ -306,7 +307,7 @@ class RunSession:
         predictor = load(self.folder, device=str(self.world.device))
         evaluation = evaluate(predictor, data.source, indices, workers=self.config.data.workers)
         results = evaluation.metrics()
-        write_text(self.folder / "evaluation.json", json.dumps(results))
+        write_text(self.folder / "evaluation.json", to_json(results))
         facts = RunReport(
             folder=self.folder,
             rows=read_rows(self.folder / METRICS),
@@ -359,13 +360,14 @@ def broadcast(model: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def stopping_at_signals(trainer: Trainer) -> Iterator[None]:
+def stopping_at_signals(trainer: Trainer, received: list[int]) -> Iterator[None]:
     """The first SIGTERM or Ctrl-C lets the step finish and saves; the second one ends at once."""
     if threading.current_thread() is not threading.main_thread():  # where no handler can be set
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
+        received.append(number)
         if trainer.stop_requested and trainer.world.size > 1:
             return  # a terminal and torchrun both pass a Ctrl-C on; who wants to stop at once ends torchrun
         if trainer.stop_requested:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from weft.config import Config, override, read_yaml
+from weft.documents import read_json
 from weft.engine.device import World, process_group
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
@@ -123,7 +123,7 @@ def model_of_init(config: Config) -> dict[str, Any]:
         return by_word
     if config.model.name != "auto" or not config.model.init or not file.is_file():
         return {}
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     fixed = ("img_size", "num_classes", "in_chans", "drop_path_rate", "drop_rate", "proj_drop_rate", "global_pool")
     args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
     former = former_args(content["architecture"], args, file.with_name("model.safetensors"))

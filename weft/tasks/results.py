@@ -1,6 +1,5 @@
 """The folder that `weft predict --out` makes: files named after the pictures, overlays, predictions.json."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -10,6 +9,7 @@ import numpy as np
 
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
+from weft.documents import to_json
 from weft.errors import check_writable
 from weft.files import write_atomic, write_text
 from weft.report.overlay import read_visible
@@ -40,7 +40,7 @@ class ResultFolder:
         write_atomic(self.file(index, ".overlay.jpg"), lambda path: image.save(path, "JPEG", quality=92))
 
     def write_json(self, content: Any) -> None:
-        write_text(self.folder / "predictions.json", json.dumps(content, indent=1) + "\n")
+        write_text(self.folder / "predictions.json", to_json(content, indent=1) + "\n")
 
 
 def file_names(names: Sequence[str]) -> list[str]:

@@ -90,7 +90,7 @@ class ResultTexts:
 
     json: str
     csv: str
-    lines: str
+    lines: list[str]
     hint: str = ""  # on what else there is
 
 

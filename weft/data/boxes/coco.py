@@ -32,6 +32,12 @@ OTHER_FILES = ("captions", "person_keypoints", "panoptic", "stuff", "image_info"
 WINDOW = 1 << 16  # bytes of a file that are looked at to recognise it
 EMPTY = re.compile(rb'"annotations"\s*:\s*\[\s*\]')  # of pictures in which there is nothing to find
 
+EXPECTED = {  # of a member of each list
+    "images": "id, file_name, and height and width as whole numbers",
+    "annotations": "image_id, category_id, and a bbox of four numbers or a segmentation",
+    "categories": "id and name",
+}
+
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 Key = tuple[int, Any]  # the file's number, and an id in it
 
@@ -100,19 +106,23 @@ class CocoReader:
         for kind, record in _records(file):
             try:
                 take[kind](record)
-            except (AttributeError, BadPicture, KeyError, TypeError, ValueError, OverflowError) as error:
-                what = f"has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-                identity = record.get("id") if isinstance(record, dict) else str(record)[:40]
-                self.faults.add("malformed", f"{file.name}, {kind}, id {identity}", what)
+            except BadPicture as error:
+                self._malformed(file, kind, record, str(error))
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+                self._malformed(file, kind, record, f"expected {EXPECTED[kind]}")
         for kind, found in (("images", self.pictures), ("categories", self.categories)):
             if not found[-1]:
                 raise WeftError(f"{file} has no {kind}; expected COCO's lists images, annotations and categories.")
+
+    def _malformed(self, file: Path, kind: str, record: Any, why: str) -> None:
+        named = f"id {record.get('id')}" if isinstance(record, dict) else _compact(record)[:40]
+        self.faults.add("malformed", f"{file.name}, {kind}, {named}", why)
 
     def _picture(self, record: dict[str, Any]) -> None:
         name = str(record["file_name"]).replace("\\", "/")
         height, width = (int(record.get(side) or 0) for side in ("height", "width"))
         if min(height, width) < 0 or max(height, width) >= 1 << 31:
-            raise ValueError(f"has a size of {width} x {height}")
+            raise BadPicture(f"has a size of {width} x {height}")
         first = self.pictures[-1].setdefault(record["id"], (name, height, width))
         if first[0] != name:
             self.faults.add("duplicate-id", name, f"repeats the image id {record['id']} of {first[0]} and is left out")
@@ -215,7 +225,7 @@ def _box(box: Any, shape: Any) -> tuple[float, float, float, float]:
         left, top, width, height = map(float, box)
         return left, top, left + width, top + height
     if not shape:
-        raise ValueError("has neither a box nor a shape")
+        raise BadPicture("has neither a box nor a shape")
     left, top, right, bottom = extent(shape).tolist()
     return left, top, right, bottom
 

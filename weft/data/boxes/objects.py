@@ -18,11 +18,11 @@ class Objects:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def only(self, which: np.ndarray) -> "Objects":
-        """Those that are chosen by (n,) bool."""
-        shapes = [shape for shape, chosen in zip(self.shapes, which, strict=False) if chosen]
-        kept = (self.boxes[which], self.labels[which], self.crowd[which], self.area[which])
-        return Objects(*kept, shapes, self.size)
+    def only(self, keep: np.ndarray) -> "Objects":
+        """Those for which `keep`, (n,) bool, is true."""
+        shapes = [shape for shape, kept in zip(self.shapes, keep, strict=True) if kept] if self.shapes else []
+        boxes, labels, crowd, area = (column[keep] for column in (self.boxes, self.labels, self.crowd, self.area))
+        return Objects(boxes, labels, crowd, area, shapes, self.size)
 
     @property
     def has_shapes(self) -> bool:

@@ -11,7 +11,7 @@ Objects marked `difficult` are not learned and not counted, as crowds are: so do
 import posixpath
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from xml.etree import ElementTree
 
@@ -42,7 +42,7 @@ def open_voc(source: str) -> Source:
         pictures = _pictures(base)
         lists = _lists(base)
         unlisted = 0
-        for file in sorted(folder.glob("*.xml"), key=lambda file: natural(file.name)):
+        for file in sorted(_xml_files(folder), key=lambda file: natural(file.name)):
             if lists and file.stem not in lists:
                 unlisted += 1
                 continue
@@ -88,7 +88,11 @@ def _places(root: Path) -> Iterator[tuple[Path, str]]:
 
 def _has_xml(folder: Path) -> bool:
     """Whether there are XML files, and one of the first is about objects."""
-    return any(map(_is_annotation, islice(folder.glob("*.xml"), 20)))
+    return any(map(_is_annotation, islice(_xml_files(folder), 20)))
+
+
+def _xml_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*.xml") if path.is_file())
 
 
 def _is_annotation(file: Path) -> bool:
@@ -103,10 +107,10 @@ def _pictures(base: Path) -> dict[str, Path]:
     """Stem and name to path."""
     found: dict[str, Path] = {}
     for folder in (base / name for name in PICTURES):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if ending(path.name) in PICTURE_ENDINGS:
-                found.setdefault(path.name, path)
-                found.setdefault(path.stem, path)
+        for name in sorted(list_folder(folder).files) if folder.is_dir() else ():
+            if ending(name) in PICTURE_ENDINGS:
+                found.setdefault(name, folder / name)
+                found.setdefault(PurePath(name).stem, folder / name)
     return found
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 
 from weft.data.boxes.annotations import ObjectColumns, box_source
 from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, split_of
+from weft.documents import parse_yaml
 from weft.errors import WeftError
 from weft.words import listed
 
@@ -120,7 +120,7 @@ def _name_files(root: Path) -> list[Path]:
     """Where names of classes may be, the best first."""
     found = sorted((*root.glob("*.yaml"), *root.glob("*.yml")), key=lambda path: (path.stem != "data", path.name))
     return [
-        *found,
+        *filter(Path.is_file, found),
         *(path for folder in (root, root / "labels") for name in NAME_FILES if (path := folder / name).is_file()),
     ]
 
@@ -133,9 +133,9 @@ def _classes(root: Path, objects: ObjectColumns, notes: list[str]) -> list[str]:
         if file.suffix in (".txt", ".names"):
             return [line.strip() for line in text.splitlines() if line.strip()]
         try:
-            content = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError):
-            raise WeftError(f"{file} is not a YAML file; expected a line such as names: [cat, dog].") from None
+            content = parse_yaml(text, file)
+        except WeftError as error:
+            raise WeftError(f"{error} Expected a line such as names: [cat, dog].") from None
         found = content.get("names") if isinstance(content, dict) else None
         names = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
         if not all(isinstance(name, str | int | float) for name in names):  # YAML can make a short file very large

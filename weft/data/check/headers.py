@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from weft.data.check.scan import THUMB, Progress, Scan, checked_header, digest_of, in_threads, thumbnail, try_to
-from weft.data.read import Header, decode
+from weft.data.read import Header, decode, open_file
 from weft.data.sources.source import Source
 
 FEW = 2_000  # pictures at which threads have looked before processes have started
@@ -186,7 +186,7 @@ def _keep(scan: Scan, index: int, answer: Look | str) -> None:
 
 
 def _content_if_small(path: Path) -> Path | bytes:
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path, buffering=0) as file:
         return file.read() if os.fstat(file.fileno()).st_size <= SMALL else path
 
 

@@ -1,6 +1,5 @@
 """The classes of a set of masks: named in a file, or found out from the masks themselves."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from weft.data.masks.values import IGNORE, MOST_CLASSES, BadMask, Coding, RawMask, read_raw, runs
+from weft.documents import parse_json
 from weft.errors import WeftError
 from weft.words import listed, some
 
@@ -94,10 +94,7 @@ def _row(found: dict[str, str]) -> tuple[str, Any]:
 def _json_rows(path: Path, text: str) -> list[tuple[str, Any]]:
     """A list of names; {name: value or colour}; {value: name}; [{"name": ..., "id" or "color": ...}]; or one of these
     as "labels", "classes" or "categories" of an object."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise WeftError(f"{path} is not a JSON file.") from None
+    content = parse_json(text, path)
     if isinstance(content, dict):
         content = next((content[k] for k in ("labels", "classes", "categories") if k in content), content)
     rows: list[tuple[Any, Any]] = []

@@ -298,7 +298,7 @@ def _by_lists(root: Path, pairs: list[PictureAndMask], notes: list[str]) -> list
 
 def read_lists(folder: Path) -> dict[str, list[str]]:
     """Split to names: the files train.txt, val.txt and test.txt, by any of their usual names."""
-    files = sorted(folder.glob("*.txt")) if folder.is_dir() else []
+    files = sorted(filter(Path.is_file, folder.glob("*.txt"))) if folder.is_dir() else []
     lists = {split: read_list(file) for file in files if (split := split_of(file.stem))}
     return {split: lists[split] for split in SPLITS if split in lists}
 

@@ -39,7 +39,9 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     junk: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)  # links that lead nowhere
+    broken: list[str] = field(default_factory=list)  # links that lead nowhere, or to themselves
+    loops: list[str] = field(default_factory=list)  # links to a folder that this one lies in
+    special: list[str] = field(default_factory=list)  # pipes, sockets, devices: who opens one may wait for ever
 
 
 def list_folder(path: Path) -> Listing:
@@ -48,17 +50,25 @@ def list_folder(path: Path) -> Listing:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.name.startswith(".") or entry.name.casefold() in JUNK:
-                    found.junk.append(entry.name)
-                elif entry.is_dir():
-                    found.folders.append(entry.name)
-                elif entry.is_file():
-                    found.files.append(entry.name)
-                else:
-                    found.broken.append(entry.name)
+                getattr(found, _kind(entry, path)).append(entry.name)
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {error.strerror}.") from None
     return found
+
+
+def _kind(entry: "os.DirEntry[str]", folder: Path) -> str:
+    """The list of a `Listing` that an entry belongs to."""
+    if entry.name.startswith(".") or entry.name.casefold() in JUNK:
+        return "junk"
+    try:
+        if entry.is_dir():
+            up = entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry.path))
+            return "loops" if up else "folders"
+        if entry.is_file():
+            return "files"
+    except OSError:  # a link to itself
+        return "broken"
+    return "special" if os.path.exists(entry.path) else "broken"
 
 
 @dataclass
@@ -69,6 +79,13 @@ class LeftOut:
     endings: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+
+    def add(self, listing: Listing, prefix: str = "") -> None:
+        """Takes what was passed over in the folder whose entries' names begin with `prefix`."""
+        self.junk.update(listing.junk)
+        for kind in ("broken", "loops", "special"):
+            getattr(self, kind).extend(f"{prefix}{name}" for name in getattr(listing, kind))
 
     def notes(self) -> list[str]:
         notes = []
@@ -81,6 +98,8 @@ class LeftOut:
             notes.append(f"Left out {many(len(self.broken), 'broken link')}: {some(self.broken)}.")
         if self.loops:
             notes.append(f"Left out folders that link back to one above them: {some(self.loops)}.")
+        if self.special:
+            notes.append(f"Left out pipes, sockets and devices: {some(self.special)}.")
         return notes
 
 
@@ -96,12 +115,13 @@ def open_folders(source: str, *, ignore: Collection[str] = ()) -> Source:
     """Class folders, flat or split; `ignore` names folders that are no classes."""
     root, top, notes = descend(Path(source).expanduser())
     splits = _split_folders(root, top)
-    passed = LeftOut(Counter(top.junk))
+    passed = LeftOut()
+    passed.add(top)
     columns: list[ClassFolder] = []
     for split, folder in splits.items():
         listing = list_folder(root / folder) if folder else top
         if folder:
-            passed.junk.update(listing.junk)
+            passed.add(listing, f"{folder}/")
         _refuse_other_tasks(root / folder, listing.folders)
         if not listing.folders:
             if split != "test" or len(splits) == 1:
@@ -153,8 +173,7 @@ def walk(root: Path, prefix: str, passed: LeftOut) -> list[str]:
     while waiting:
         folder, way = waiting.pop()
         listing = list_folder(root / folder)
-        passed.junk.update(listing.junk)
-        passed.broken += (f"{folder}/{name}" for name in listing.broken)
+        passed.add(listing, f"{folder}/")
         for name in listing.files:
             if ending(name) in PICTURE_ENDINGS:
                 paths.append(f"{folder}/{name}")

@@ -4,7 +4,6 @@ Nothing is ever downloaded: where files are missing, the error says what was exp
 """
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from weft.data.demo import open_demo
 from weft.data.sources.folders import open_folders
 from weft.data.sources.source import Files, JoinedReaders, Names, Pixels, Source
+from weft.documents import read_json
 from weft.errors import WeftError, did_you_mean
 from weft.words import listed, many, some
 
@@ -283,9 +283,9 @@ def _pcam(given: str, root: Path) -> Source:
 
 def _json(given: str, path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise WeftError(f"{given}: {path} is not a JSON file.") from None
+        return read_json(path)
+    except WeftError as error:
+        raise WeftError(f"{given}: {error}") from None
 
 
 OTHERS: dict[str, Callable[[str, Path], Source]] = {

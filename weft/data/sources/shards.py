@@ -24,6 +24,7 @@ import numpy as np
 
 from weft.data.sources.folders import list_folder
 from weft.data.sources.source import PICTURE_ENDINGS, SPLIT_NAMES, Names, Source, natural, note_alike, split_of
+from weft.documents import parse_json
 from weft.errors import WeftError
 from weft.files import write_atomic
 from weft.words import many, some
@@ -131,7 +132,7 @@ def _find(source: str) -> tuple[Path, list[Path]]:
         root = Path(re.split(r"[*?{\[]", str(path))[0] + "x").parent
         found = []
         for pattern in _expand(str(path)):
-            matches = glob.glob(pattern)
+            matches = [*filter(os.path.isfile, glob.glob(pattern))]
             if not matches:
                 raise WeftError(f"{source}: there is no {pattern}.")
             found += map(Path, matches)
@@ -267,8 +268,8 @@ def _label(ending: str, content: bytes) -> bytes:
     value: Any = text or None
     if ending == ".json":
         try:
-            value = json.loads(text)
-        except ValueError:
+            value = parse_json(text, "a label")
+        except WeftError:
             value = None
         if isinstance(value, dict):
             value = next((value[key] for key in JSON_KEYS if key in value), None)

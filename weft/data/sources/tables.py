@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.data.sources.source import Files, Names, Source, natural, note_alike, split_of
+from weft.data.sources.source import PICTURE_ENDINGS, Files, Names, Source, ending, natural, note_alike, split_of
 from weft.errors import WeftError, did_you_mean
 from weft.words import listed, many, some
 
@@ -24,6 +24,7 @@ COLUMNS = {  # the usual names, without case, blanks and underscores; earlier on
 }
 YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 MISSING_ALLOWED = 0.01
+END = "end of the table"  # a line of our own, which a quote that is never closed swallows
 
 Rows = list[list[str]]
 
@@ -59,8 +60,32 @@ def open_table(source: str, group: str = "") -> Source:
     )
 
 
+def read_paths(path: Path) -> list[str]:
+    """The paths in a table: its column of that name, or, where the first line is no header, the first cells."""
+    rows = _cells(path, [])
+    if rows and ending(rows[0][0]) in PICTURE_ENDINGS:
+        return [_clean(row[0]) for row in rows]
+    header, rows = _read(path, [])
+    column = _columns(path, header, "")["path"]
+    return [_clean(row[column]) for row in rows]
+
+
 def _read(path: Path, notes: list[str]) -> tuple[list[str], Rows]:
     """Header and rows; every row as long as the header."""
+    rows = _cells(path, notes)
+    if len(rows) < 2:
+        raise WeftError(f"{path} has no rows; expected a header such as path,label and a line for each picture.")
+    header, rows = [cell.strip() for cell in rows[0]], rows[1:]
+    if longer := [i for i, row in enumerate(rows) if len(row) > len(header) and any(row[len(header) :])]:
+        raise WeftError(
+            f"{path}: row {longer[0] + 2} has {len(rows[longer[0]])} cells, but the header has {len(header)}; "
+            'put cells that hold a comma into "quotes".'
+        )
+    return header, [row[: len(header)] + [""] * (len(header) - len(row)) for row in rows]
+
+
+def _cells(path: Path, notes: list[str]) -> Rows:
+    """The lines of a table that are not empty, cell by cell."""
     content = path.read_bytes()
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         text = content.decode("utf-16", "replace")
@@ -74,20 +99,20 @@ def _read(path: Path, notes: list[str]) -> tuple[list[str], Rows]:
     if "\0" in text:
         raise WeftError(f"{path} is not a text file; save the table as CSV.")
     delimiter = max(",;\t|", key=text.partition("\n")[0].count)
-    csv.field_size_limit(1 << 24)
+    csv.field_size_limit(max(1 << 24, len(text) + len(END)))  # of the whole process: never less than usual
+    reader = csv.reader(io.StringIO(f"{text}\n{END}", newline=""), delimiter=delimiter)
+    rows, begin, line = [], 0, 0
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if any(row)]
+        for row in reader:
+            begin, line = line + 1, reader.line_num
+            rows.append(row)
     except csv.Error as error:
         raise WeftError(f"{path} cannot be read as a table: {error}.") from None
-    if len(rows) < 2:
-        raise WeftError(f"{path} has no rows; expected a header such as path,label and a line for each picture.")
-    header, rows = [cell.strip() for cell in rows[0]], rows[1:]
-    if longer := [i for i, row in enumerate(rows) if len(row) > len(header) and any(row[len(header) :])]:
+    if rows.pop() != [END]:  # it became part of a cell
         raise WeftError(
-            f"{path}: row {longer[0] + 2} has {len(rows[longer[0]])} cells, but the header has {len(header)}; "
-            'put cells that hold a comma into "quotes".'
+            f'{path}: a quote (") in line {begin} is never closed; close it, or write "" for a quote within a cell.'
         )
-    return header, [row[: len(header)] + [""] * (len(header) - len(row)) for row in rows]
+    return [row for row in rows if any(row)]
 
 
 def _columns(path: Path, header: list[str], group: str) -> dict[str, int]:
@@ -216,7 +241,15 @@ def missing_files(root: Path, paths: list[str]) -> set[str]:
     there: set[str] = set()
     for folder in folders:
         try:
-            there.update(posixpath.join(folder, name) for name in os.listdir(root / folder))
+            with os.scandir(root / folder) as entries:
+                there.update(posixpath.join(folder, entry.name) for entry in entries if _is_file(entry))
         except OSError:
             continue
     return set(paths) - there
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False

@@ -19,7 +19,9 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from weft.errors import WeftError, did_you_mean
-from weft.models.weights.layouts import LAYOUTS, Layout, StateDict, recognise
+from weft.models.registry import FAMILIES
+from weft.models.weights.layouts import LAYOUTS, Layout, StateDict, own_layout, recognise
+from weft.words import many
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # averaged weights first, as timm does
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -82,12 +84,22 @@ def _unwrap(content: Any, where: str) -> StateDict:
         if not isinstance(key, str) or not _is_weight(value):
             found = f"{value.dtype} {value.layout}" if isinstance(value, Tensor) else type(value).__name__
             raise WeftError(f"{where} holds no state dict; expected dense tensors by name, found {key!r}: {found}.")
+    if odd := [key for key, value in content.items() if not _is_finite(value)]:
+        raise WeftError(
+            f"{where} holds weights that are no numbers (NaN or infinite) in {many(len(odd), 'tensor')} of"
+            f" {len(content)}, such as {odd[0]}: what wrote it had diverged; take an earlier one."
+        )
     return clean_state_dict(dict(content))
 
 
 def _is_weight(value: Any) -> bool:
     is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_dense and (value.is_floating_point() or value.dtype == torch.int64)  # int64: num_batches_tracked
+
+
+def _is_finite(value: Tensor) -> bool:
+    value = value.float() if value.itemsize == 1 and value.is_floating_point() else value  # 8 bits have no test
+    return bool(value.isfinite().all())
 
 
 # Converting -----------------------------------------------------------------------------------------------------
@@ -99,7 +111,8 @@ def convert(
     """A Weft model with published weights.
 
     Args:
-        source: a checkpoint file, a Hugging Face folder, or a state dict, in any published layout.
+        source: a checkpoint file, a Hugging Face folder, or a state dict, in any published layout, or with the names
+            that the model itself has, as `torch.save(model.state_dict(), file)` writes them.
         model: the name of the model the weights are for, such as "cvt_13".
         num_classes: what the file must have; by default whatever it has.
 
@@ -111,9 +124,9 @@ def convert(
         WeftError: the file cannot be read safely, or holds weights of something other than `model`.
     """
     state, where = read_state(source)
-    layout = recognise(state)
+    layout = recognise(state) or _recognise_own(state, model)
     if layout is None:
-        known = ", ".join(entry.name for entry in LAYOUTS)
+        known = ", ".join([*(entry.name for entry in LAYOUTS), f"that of {model} itself"])
         raise WeftError(f"{where} matches none of the known layouts ({known}); its first key is {next(iter(state))!r}.")
     names = timm.list_models(module=layout.family)
     if model not in [*names, *timm.list_models(module=layout.family, include_tags=True)]:
@@ -136,6 +149,16 @@ def convert(
     size = args.get("img_size", cfg["input_size"][1:])
     cfg.update(num_classes=args["num_classes"], input_size=(args["in_chans"], *size))
     return converted.eval()
+
+
+def _recognise_own(state: StateDict, model: str) -> Layout | None:
+    """The layout of Weft's model of this name, where most of the names are its own."""
+    family = next((name for name in FAMILIES if model.split(".")[0] in timm.list_models(module=name)), "")
+    if not family:
+        return None
+    made = timm.create_model(model, device="meta")
+    own = made.state_dict().keys()
+    return own_layout(family, made) if 2 * len(own & state.keys()) > len(own) else None
 
 
 def _to_native(state: StateDict, layout: Layout, where: str) -> tuple[StateDict, dict[str, Any]]:

@@ -1,8 +1,8 @@
 """A model as a folder: `model.safetensors` and `config.json`, in the layout that timm opens as "local-dir:FOLDER"."""
 
 import copy
-import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+from weft.documents import read_json
 from weft.errors import WeftError, check_writable
 from weft.files import write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
@@ -18,22 +19,75 @@ from weft.models.weights.convert import load_weights
 from weft.models.weights.former import former_args
 from weft.version import __version__
 
+CARD = """---
+tags: [image-classification, timm, weft]
+library_name: timm
+---
+# {name}, trained with Weft
 
-def save_model(model: nn.Module, folder: str | os.PathLike[str], label_names: Sequence[str] | None = None) -> Path:
+```python
+import timm, weft
+
+model = timm.create_model("hf-hub:{repo_id}", pretrained=True)
+```
+"""
+
+
+def save_model(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    label_names: Sequence[str] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Path:
     """Writes `model` into a new or empty `folder`, with the names of its classes where they are given.
+
+    With `overwrite`, a model that lies there is replaced; other files stay.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` opens it once Weft is imported. The configuration is
     written last, and each file under a temporary name first, so a folder with a `config.json` is complete.
     """
     folder = Path(folder)
     hybrid = _check_savable(model)
-    check_writable(folder)
+    if not overwrite:
+        check_writable(folder)
+    elif (folder / "config.json").exists():
+        read_model_config(folder)  # raises where it is not that of a model
     folder.mkdir(parents=True, exist_ok=True)
     size = hybrid.model_args.get("img_size", hybrid.pretrained_cfg["input_size"][1:])
     height, width = (size, size) if isinstance(size, int) else size
     cfg = {"input_size": (hybrid.in_chans, height, width)}
     _write(hybrid, folder, hybrid.state_dict(), cfg, _arguments(hybrid), label_names, {})
     return folder
+
+
+def push_model(
+    model: nn.Module,
+    repo_id: str,
+    label_names: Sequence[str] | None = None,
+    *,
+    commit_message: str = "Add model",
+    token: str | None = None,
+    revision: str | None = None,
+    private: bool = False,
+    create_pr: bool = False,
+) -> str:
+    """Uploads what `save_model` writes to a repository of the Hugging Face Hub, which is made; returns its address.
+
+    A repository without a README gets one that says how to open the model.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="weft", library_version=__version__)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = save_model(model, Path(temporary) / "model", label_names)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if not api.file_exists(repo_id, "README.md", revision=revision):
+            name = read_model_config(folder)["architecture"]
+            (folder / "README.md").write_text(CARD.format(name=name, repo_id=repo_id), encoding="utf-8")
+        options: Any = dict(commit_message=commit_message, revision=revision, create_pr=create_pr)
+        api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+    return f"https://huggingface.co/{repo_id}"
 
 
 def write_model(
@@ -74,7 +128,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]
         config.get("weft", {}).get("head")
     except (ValueError, KeyError, TypeError, AttributeError):

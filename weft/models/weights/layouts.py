@@ -265,6 +265,23 @@ LAYOUTS = (
 )
 
 
+def own_layout(family: str, model: nn.Module) -> Layout:
+    """The layout of our own: the names that a model's `state_dict` has."""
+    published = next((layout for layout in LAYOUTS if layout.family == family), None)
+    cfg: Any = model.pretrained_cfg
+    convs = [cfg["first_conv"]] if isinstance(cfg["first_conv"], str) else list(cfg["first_conv"] or [])
+    channels = _in_chans(convs[0]) if convs else published.read_args if published else lambda state: {}
+    own = model.state_dict()
+    grid = next((key for key in own if key.endswith("pos_embed.grid")), "")
+
+    def size(state: StateDict) -> dict[str, Any]:
+        """Twice the positions are twice the pixels."""
+        sides = zip(cfg["input_size"][1:], state[grid].shape, own[grid].shape, strict=False) if grid else ()
+        return dict(img_size=tuple(side * found // usual for side, found, usual in sides)) if grid else {}
+
+    return Layout("Weft's own", family, "", dict, _all(channels, size))
+
+
 def recognise(state_dict: Mapping[str, Any]) -> Layout | None:
     return next((layout for layout in LAYOUTS if layout.mark in state_dict), None)
 

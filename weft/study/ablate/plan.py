@@ -14,6 +14,7 @@ import torch
 
 from weft.config import Config
 from weft.data.sources.source import fingerprint
+from weft.documents import read_json
 from weft.engine.device import pick_device
 from weft.errors import WeftError
 from weft.files import write_text
@@ -221,7 +222,7 @@ def write_plan(plan: AblationPlan, study: Path) -> None:
 
 def read_plan(study: Path) -> AblationPlan | None:
     try:
-        content = json.loads((study / PLAN).read_text(encoding="utf-8"))
+        content = read_json(study / PLAN)
         content["request"] = AblationRequest(**content.pop("wish"))
         content["networks"] = {name: Network(**network) for name, network in content["networks"].items()}
         content["costs"] = {name: Cost(**cost) for name, cost in content["costs"].items()}

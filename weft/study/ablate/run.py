@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from weft.documents import read_json
 from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
@@ -190,7 +191,7 @@ def cells_of(table: Table, plan: AblationPlan, seeds: int) -> dict[tuple[str, in
 def find_weights(study: Path, row: str, seed: int) -> str:
     """The run of a row in another study, with the same seed or else with the first; "" where it has no such row."""
     try:
-        runs = json.loads((study / RUNS).read_text(encoding="utf-8"))
+        runs = read_json(study / RUNS)
     except (OSError, ValueError):
         raise WeftError(f"--init {study}: there is no {RUNS}, so it is no study of `weft ablate`.") from None
     return str(study / runs[row].get(str(seed), runs[row]["0"])) if row in runs else ""

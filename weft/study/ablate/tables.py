@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override
+from weft.documents import read_yaml
 from weft.errors import WeftError, did_you_mean
 
 FOLDER = Path(__file__).parent / "tables"
@@ -246,15 +247,10 @@ def read_table(file: Path) -> Table:
 
 
 def _load(file: Path) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return read_yaml(file)
     except FileNotFoundError:
         raise WeftError(f"{file} does not exist; give a YAML file, or a name that `weft ablate` lists.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        raise WeftError(f"{file} is not a valid YAML file{f' (line {where.line + 1})' if where else ''}.") from None
 
 
 def _check(content: Any, keys: Mapping[str, Any], needed: tuple[str, ...], where: str) -> None:

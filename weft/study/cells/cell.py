@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.documents import read_json
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.report.text import SCORES
@@ -77,7 +78,7 @@ def cell_folder(study: Path, cell: Cell) -> Path:
 def read_result(study: Path, cell: Cell) -> Result | None:
     """The result of a finished cell. None where it is not finished, or its file is damaged or of another cell."""
     try:
-        content = json.loads((cell_folder(study, cell) / RESULT).read_text(encoding="utf-8"))
+        content = read_json(cell_folder(study, cell) / RESULT)
         result = Result(**{**content, "cell": Cell(**content["cell"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -113,7 +114,7 @@ def train_cell(folder: Path, device: str) -> Result:
     """Trains what `folder`/cell.json says, or resumes it, and writes its result."""
     from weft.engine.state import STATE, locked
 
-    cell = Cell(**json.loads((folder / "cell.json").read_text(encoding="utf-8")))
+    cell = Cell(**read_json(folder / "cell.json"))
     begin = time.monotonic()
     with locked(folder), open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         reported = _train(cell, folder / "run", device)

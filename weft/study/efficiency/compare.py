@@ -6,10 +6,10 @@ Epochs are whole, so a part may be a little other than asked for; so are the ste
 Recipe, batch and picture size are the same for all models; every number of epochs has a whole schedule of its own.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from weft.documents import to_json
 from weft.engine.state import locked
 from weft.errors import WeftError
 from weft.files import write_text
@@ -39,7 +39,7 @@ def compare(
     if all(result.error for result in results):
         raise WeftError(f"No model could be trained: {results[0].error}")
     found = collect(design, trainings, results)
-    write_text(folder / "compare.json", json.dumps(found.to_dict(), indent=2))
+    write_text(folder / "compare.json", to_json(found.to_dict(), indent=2))
     write_page(folder, found)
     return found
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.documents import read_json
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.models.registry import check_name
@@ -137,7 +138,7 @@ def save_plan(folder: Path, plan: SearchPlan) -> None:
     file = folder / "plan.json"
     new = json.loads(json.dumps(asdict(plan)))
     if file.exists():
-        old = json.loads(file.read_text(encoding="utf-8"))
+        old = read_json(file)
         changed = [name for name in new if new[name] != old.get(name) and name not in MAY_GROW]
         if changed:
             raise WeftError(

@@ -24,6 +24,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from weft.documents import read_yaml
 from weft.errors import WeftError, did_you_mean
 from weft.models.hierarchy import spread
 from weft.models.registry import FAMILIES
@@ -138,18 +139,12 @@ def create_network(model: str, args: Mapping[str, Any]) -> nn.Module:
 
 def read_space(file: str, model: str, args: Mapping[str, Any]) -> Space:
     """The space in a YAML file or, where none is named, that of the model's family."""
-    import yaml
-
     path = Path(file) if file else SPACES / f"{family_of(model)}.yaml"
     if not path.is_file():
         raise WeftError(
             f"{path} does not exist; --space takes a YAML file with, say, `block:` and below it `mlp_ratio: [2, 4]`."
         )
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise WeftError(f"{path} is not a valid YAML file.") from None
-    return Space(model, check_choices(content, str(path)), dict(args))
+    return Space(model, check_choices(read_yaml(path), str(path)), dict(args))
 
 
 def check_choices(content: Any, where: str) -> dict[str, dict[str, list[Any]]]:

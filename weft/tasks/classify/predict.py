@@ -1,12 +1,12 @@
 """Labels as users get them: objects in Python, lines in a terminal, tables and JSON in files."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
+from weft.documents import to_json
 from weft.report.text import to_csv
 from weft.tasks.task import ResultTexts
 
@@ -39,9 +39,9 @@ class LabelWriter:
     def close(self) -> ResultTexts:
         rows = [asdict(prediction) for prediction in self.predictions]
         return ResultTexts(
-            json=json.dumps(rows, indent=2) + "\n",
+            json=to_json(rows, indent=2) + "\n",
             csv=labels_csv(self.predictions, self.top),
-            lines="\n".join(label_lines(self.predictions)),
+            lines=list(label_lines(self.predictions)),
         )
 
 

@@ -4,7 +4,6 @@ In files `image_id` counts the pictures from 1 in the order in which they were f
 beside them stand the names, which are what to go by.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from torch import Tensor
 from weft.data.boxes.shapes import draw
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
+from weft.documents import to_json
 from weft.report.overlay import paint_objects
 from weft.report.text import columns, to_csv
 from weft.tasks.detect.coco import restore
@@ -87,9 +87,9 @@ class ObjectWriter:
         if self.folder is not None:
             self.folder.write_json(self.all_rows)
         return ResultTexts(
-            json=json.dumps([row for rows in self.sure for row in rows], indent=1) + "\n",
+            json=to_json([row for rows in self.sure for row in rows], indent=1) + "\n",
             csv=objects_csv(self.names, self.sure, self.errors),
-            lines="\n".join(object_lines(self.names, self.sure, self.errors)),
+            lines=list(object_lines(self.names, self.sure, self.errors)),
             hint="" if all(self.errors) else HINT,
         )
 
@@ -123,9 +123,9 @@ def object_lines(names: Sequence[str], objects: Sequence[list[dict[str, Any]]], 
 
 
 def objects_csv(names: Sequence[str], objects: Sequence[list[dict[str, Any]]], errors: Sequence[str]) -> str:
-    """A line for each object, and one for each picture that could not be read."""
+    """A line for each object; one without a class for each picture that has none, or could not be read."""
     rows = [["name", "class", "score", "left", "top", "width", "height", "error"]]
     for name, found, error in zip(names, objects, errors, strict=True):
         rows += [[name, row["category_name"], row["score"], *row["bbox"], ""] for row in found]
-        rows += [[name, *[""] * 6, error]] if error else []
+        rows += [[name, *[""] * 6, error]] if not found else []
     return to_csv(rows)

@@ -1,6 +1,5 @@
 """Masks as users get them: objects in Python, shares of the area as text, PNG files with a palette and overlays."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from weft.data.given import GivenPictures
 from weft.data.preprocessing import Preprocessing
+from weft.documents import to_json
 from weft.files import write_atomic
 from weft.report.overlay import background, paint_mask, palette
 from weft.report.text import to_csv
@@ -99,9 +99,9 @@ class MaskWriter:
             for name, parts, error in zip(self.names, self.shares, self.errors, strict=True)
         ]
         return ResultTexts(
-            json=json.dumps(rows, indent=1) + "\n",
+            json=to_json(rows, indent=1) + "\n",
             csv=shares_csv(self.names, self.shares, self.errors, self.classes),
-            lines="\n".join(shares_lines(self.names, self.shares, self.errors, self.top)),
+            lines=list(shares_lines(self.names, self.shares, self.errors, self.top)),
             hint="" if all(self.errors) else HINT,
         )
 
