@@ -1,4 +1,4 @@
-"""Weights to start from, by a word: `host` and `pretrained`, from files, from the cache, and what is said without them."""
+"""Weights to start from, by a word: `host` and `pretrained`, from files and from the cache."""
 
 from pathlib import Path
 

@@ -124,7 +124,8 @@ def test_curves_are_straight_over_the_logarithm():
     curve = row("some", 1, (100, 0.2), (10_000, 0.6))
     assert curve.reached(1000) == pytest.approx(0.4)
     assert curve.reached(10) == pytest.approx(0.0)
-    assert curve.reached(10**9) == 0.6
+    assert curve.reached(100_000) == pytest.approx(0.7)  # half as steep
+    assert curve.reached(10**30) == pytest.approx(0.8)  # half of the errors
 
 
 def test_the_table_has_each_kind_for_each_device():

@@ -33,6 +33,7 @@ class Measured:
     curve: list[tuple[float, float]]  # pictures seen, and the accuracy then, in order
     data: str  # what was trained on
     args: dict[str, Any] = field(default_factory=dict)
+    source: str = ""  # of what benchmarks/choices.py did not measure
 
     def at(self, size: int) -> "Measured":
         """The same for pictures of another size, as if only their number of pixels mattered."""
@@ -40,13 +41,19 @@ class Measured:
         return replace(self, size=size, speed={device: times * speed for device, speed in self.speed.items()})
 
     def reached(self, seen: float) -> float:
-        """The accuracy after so many pictures: straight lines over their logarithm, none beyond the last."""
+        """The accuracy after so many pictures: straight lines over their logarithm, half as steep beyond the last.
+
+        At most half of the last point's errors go away there.
+        """
         points = [(math.log(pictures), accuracy) for pictures, accuracy in self.curve]
-        x = math.log(max(seen, 1.0))
-        if x >= points[-1][0] or len(points) == 1:
-            return points[-1][1]
-        (x0, y0), (x1, y1) = next(((a, b) for a, b in pairwise(points) if x <= b[0]))
-        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        x, last = math.log(max(seen, 1.0)), points[-1]
+        if len(points) == 1:
+            return last[1]
+        (x0, y0), (x1, y1) = next(((a, b) for a, b in pairwise(points) if x <= b[0]), (points[-2], last))
+        slope = (y1 - y0) / (x1 - x0)
+        if x <= last[0]:
+            return max(0.0, y0 + slope * (x - x0))
+        return min(y1 + slope / 2 * (x - x1), (1 + y1) / 2)
 
 
 @cache
@@ -64,11 +71,15 @@ def best(rows: Iterable[Measured], device: str, pace: float, seconds: float, see
             many within it, or the fastest where none can.
     """
     timed = [row for row in rows if device in row.speed]
-    if not seen:
-        return max(timed, key=lambda row: row.reached(seconds * pace * row.speed[device]), default=None)
-    in_time = [row for row in timed if seen <= seconds * pace * row.speed[device]]
-    fastest = sorted(timed, key=lambda row: -row.speed[device])[:1]
-    return max(in_time or fastest, key=lambda row: row.reached(seen), default=None)
+    if seen:
+        in_time = [row for row in timed if seen <= seconds * pace * row.speed[device]]
+        timed = in_time or sorted(timed, key=lambda row: -row.speed[device])[:1]
+
+    def sees(row: Measured) -> float:
+        return seen or seconds * pace * row.speed[device]
+
+    known = [row for row in timed if row.curve[0][0] <= 2 * sees(row)]  # of others nothing is known so early
+    return max(known or timed, key=lambda row: row.reached(sees(row)), default=None)
 
 
 def errors_left(kind: str, seen: float, times: float) -> float | None:
