@@ -68,9 +68,10 @@ def start_run(
         with start.phase("check"):
             data = open_data(first, world, say, early)
         threads, elapsed = choose_threads(first, world, say), start.seconds()
-        if recipe in ("", AUTO) and not config:
-            rule, why = world.on_main(lambda: auto_settings(first, {*given}, data, world.device, elapsed))
-            settings = {**rule, **given}
+        if recipe == AUTO or not (recipe or config):
+            asked = {*file, *given}
+            rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
+            settings = {**rule, **file, **given}
             for line in why:
                 say(line)
         settings |= threads
