@@ -108,7 +108,7 @@ def test_force_replaces_what_a_link_leads_to(command, place):
 
 def test_all_that_is_written_is_recognised_and_nothing_else(tmp_path):
     found = GivenPictures(np.zeros((8, 8, 3), np.uint8))
-    labels, masks, objects = LabelWriter(2), MaskWriter(["a", "b"], None, found, None, 2), None  # type: ignore[arg-type]
+    labels, masks, objects = LabelWriter(2), MaskWriter(["a", "b"], None, found, None, 2, [0, 1], False), None  # type: ignore[arg-type]
     labels.add(0, Prediction("x", ["a", "b"], [0.9, 0.1]))
     masks.add(0, MaskPrediction("x", np.zeros((8, 8), np.uint8)))
     objects = ObjectWriter(["a"], None, found, None, 0.5)  # type: ignore[arg-type]

@@ -281,7 +281,7 @@ def test_readers_leave_the_policy_out() -> None:
 
 def test_training_and_report_show_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported, seen = [], []
-    monkeypatch.setattr(session, "write_report", lambda run, page: reported.append(run.augmented.pictures))
+    monkeypatch.setattr(session, "write_report", lambda run, *_: reported.append(run.augmented.pictures))
     prepare = Classify.prepare
     monkeypatch.setattr(Classify, "prepare", lambda *args: seen.append(prepare(*args)) or seen[-1])
     data = make_pictures(tmp_path / "data")

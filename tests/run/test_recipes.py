@@ -291,8 +291,10 @@ def make_on_meta(config):
     name, task, classes = config.model.name, config.data.task, ["one", "two"]
     if task == "auto":
         return timm.create_model(name, device="meta", drop_path_rate=config.model.drop_path)
-    spec = DenseSpec(task, name, {}, 3, config.model.head, config.model.head_args, classes)
-    return build_dense(spec, config, timm.create_model(name, num_classes=0, device="meta"))
+    head = "mask-rcnn" if config.model.head == "auto" else config.model.head  # what the data have decides
+    spec = DenseSpec(task, name, config.model.args, 3, head, config.model.head_args, classes)
+    backbone = timm.create_model(name, num_classes=0, device="meta", **config.model.args)
+    return build_dense(spec, override(config, {"model.head": head}), backbone)
 
 
 @pytest.mark.parametrize(

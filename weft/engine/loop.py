@@ -371,8 +371,9 @@ class Trainer:
         result, best = self.judge(self.run.best_model, epoch) if due else ({}, False)
         if last and self.run.best_model is not self.run.model and len(self.run.split.val):  # perhaps these are better
             raw, raw_best = self.judge(self.run.model, epoch)
-            result |= {f"raw_{key}": value for key, value in raw.items()}
-            best |= raw_best
+            if raw_best:
+                result, best = raw, True
+                self.run.event("the weights themselves are better than their average, and are kept")
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
         row |= {f"val_{key}": value for key, value in result.items()}

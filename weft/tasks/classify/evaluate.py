@@ -148,7 +148,7 @@ class ClassifyEvaluation:
         }
 
     def _commonest(self, counts: np.ndarray) -> dict[str, Any]:
-        """What is right as often as its class occurs, said always; and how often guesses by the classes' shares are."""
+        """The answer that is right as often as its class occurs; and how often guesses by the classes' shares are."""
         shares, most = counts / max(1, counts.sum()), int(counts.argmax())
         guessed = float((shares**2).sum())
         return {"name": self.classes[most], "share": float(shares[most]), "guessed_by_share": guessed}
