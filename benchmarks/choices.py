@@ -50,7 +50,13 @@ def main() -> None:
             points.append([seen, round(reached, 4)])
             speeds.append(speed)
             print(f"{candidate:42} {seen:9,} pictures  top-1 {reached:7.2%}  {speed:9,.0f} pictures/s", flush=True)
-        row = dict(kind=args.kind, model=model, args=options, size=int(size), speed={device: round(max(speeds), 1)})
+        row = dict(
+            kind=args.kind,
+            model=model,
+            args=options,
+            size=int(size),
+            speed={device: round(statistics.median(speeds), 1)},
+        )
         store(args.out, {**row, "curve": points, "data": args.name or Path(args.data).name}, device)
 
 
@@ -72,7 +78,7 @@ def train(data: str, model: str, options: dict, size: int, seen: int, batch: int
         )
         rows = read_rows(run.folder / "metrics.jsonl")
     speeds = [row["pictures_per_second"] for row in rows if row["kind"] == "step" and row["pictures_per_second"]]
-    return max(row["val_top1"] for row in rows if "val_top1" in row), statistics.median(speeds)
+    return [row["val_top1"] for row in rows if "val_top1" in row][-1], statistics.median(speeds)
 
 
 def store(file: Path, new: dict, device: str) -> None:
@@ -84,6 +90,7 @@ def store(file: Path, new: dict, device: str) -> None:
         table["rows"].append(new)
     else:
         old["speed"] |= new["speed"]
+        old.pop("source", None)
         old["curve"] = sorted(map(list, {**dict(map(tuple, old["curve"])), **dict(map(tuple, new["curve"]))}.items()))
     table["machines"][device] = f"{machine(device)}, torch {torch.__version__}, {date.today().isoformat()}"
     write_text(file, json.dumps(table, indent=1) + "\n")

@@ -99,6 +99,21 @@ def test_what_weft_wrote_is_written_again(command, place, args, file):
     assert (place / file).stat().st_size > 100
 
 
+def test_pictures_that_a_run_was_trained_on_are_never_replaced(command, place, tmp_path):
+    """Not even by force, and where other pictures are predicted."""
+    trained = tmp_path / "trained"
+    (trained / "a").mkdir(parents=True)
+    picture = next(path for path in (place / "data").rglob("*") if path.suffix in (".png", ".jpg"))
+    shutil.copy(picture, trained / "a" / "one.png")
+    (place / "model" / "config.yaml").write_text(f"data:\n  source: {trained}\n")
+    before = (trained / "a" / "one.png").read_bytes()
+    for file in ("one.png", "new.csv"):
+        answer = command(*PREDICT, "data", "--csv", trained / "a" / file, "--force")
+        assert answer[0] == 2, answer
+    assert [path.name for path in (trained / "a").iterdir()] == ["one.png"]
+    assert (trained / "a" / "one.png").read_bytes() == before
+
+
 def test_force_replaces_what_a_link_leads_to(command, place):
     code, _, err = command(*PREDICT, "data", "--csv", "link", "--force")
     assert code == 0, err

@@ -24,7 +24,7 @@ class Hand:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-def make_run(minutes: float, total: int, hand: Hand, said: list[str]):
+def make_run(minutes: float, total: int, hand: Hand, said: list[str], averaged: bool = False):
     began, progress = hand.now, RunProgress(total_steps=total)
     return SimpleNamespace(
         config=override(Config(), {"run.minutes": minutes}),
@@ -33,6 +33,8 @@ def make_run(minutes: float, total: int, hand: Hand, said: list[str]):
         plan=SimpleNamespace(steps_per_epoch=10),
         elapsed=lambda: hand.now - began,
         event=said.append,
+        model=1,
+        best_model=2 if averaged else 1,
     )
 
 
@@ -50,13 +52,15 @@ def walk(run, hand: Hand, seconds) -> int:
     return plans
 
 
+@pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize("factor", [0.3, 0.8, 1.0, 1.6, 5.0])
-def test_a_run_ends_with_its_minutes_whatever_the_trial_said(monkeypatch, factor):
+def test_a_run_ends_with_its_minutes_whatever_the_trial_said(monkeypatch, factor, averaged):
     """Steps take `factor` of a second where the plan of 240 steps was made for one second each."""
     hand = Hand(monkeypatch)
-    run = make_run(minutes=5, total=240, hand=hand, said=[])
+    run = make_run(minutes=5, total=240, hand=hand, said=[], averaged=averaged)
     run.progress.closing_seconds = 3.0
     walk(run, hand, lambda _: factor)
+    hand.now += 0.5 * averaged  # the weights themselves, after their average
     assert run.elapsed() + 3.0 == pytest.approx(PLANNED * 300, rel=0.03)
     assert run.progress.stretch == pytest.approx(run.progress.total_steps / 240)
 
@@ -76,6 +80,17 @@ def test_small_changes_leave_the_plan_alone(monkeypatch):
     run = make_run(minutes=10, total=10**9, hand=hand, said=[])
     run.progress.total_steps = Clock(run).steps_left(1.0)
     assert walk(run, hand, lambda _: 1.0) <= 2
+
+
+def test_a_mark_that_was_skipped_is_not_the_last(monkeypatch):
+    """A batch that gave no finite gradient is left out, and the step of a mark with it."""
+    hand = Hand(monkeypatch)
+    run = make_run(minutes=5, total=1000, hand=hand, said=[])
+    clock = Clock(run)
+    run.progress.step, hand.now = 101, hand.now + 101
+    assert clock.is_at_mark()
+    assert clock.plan_again()
+    assert run.progress.total_steps < 300
 
 
 def test_without_minutes_nobody_looks(monkeypatch):

@@ -12,15 +12,16 @@ from weft.report.run import History
 from weft.tasks.classify.evaluate import ClassifyEvaluation
 
 
-def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = ""):
+def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = "", scores=()):
     """A run on 1,000 pictures that got so many of each class right."""
     labels = np.repeat(np.arange(3), [round(1000 * share) for share in shares])
     said = np.where(np.arange(1000) % 100 < 100 * right, labels, (labels + 1) % 3)
     evaluation = ClassifyEvaluation([""] * 1000, ["a", "b", "c"], False, np.eye(3, dtype=np.float32)[said], labels)
+    rows = [{"epoch": i, "val_top1": score} for i, score in enumerate(scores)]
     step = {"kind": "step", "step": int(seen // 32), "epoch": epochs}
     return SimpleNamespace(
         metrics=evaluation.metrics(),
-        history=History([step], [], []),
+        history=History([step], rows, []),
         config=override(Config(), {"run.batch": 32, "model.init": init}),
         preprocessing=SimpleNamespace(size=(32, 32)),
     )
@@ -37,6 +38,11 @@ def test_the_commonest_class_and_guessing_stand_beside_the_result():
 )
 def test_too_little_training_is_told(right, epochs, words):
     assert any(words in line for line in outlook(finished(right, epochs)))
+
+
+@pytest.mark.parametrize(("scores", "rising"), [((0.1, 0.4, 0.7), True), ((0.1, 0.68, 0.7), False), ((0.7,), False)])
+def test_a_curve_that_still_rises_is_told(scores, rising):
+    assert any("still rises" in line for line in outlook(finished(0.7, 50, scores=scores))) == rising
 
 
 def test_more_time_is_promised_only_where_it_was_measured():

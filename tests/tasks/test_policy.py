@@ -30,7 +30,6 @@ NOW = Situation(
     model="",
     size=0,
     weights=False,
-    given=(),
 )
 RULES = [classify_settings, segment_settings, detect_settings]
 
@@ -46,7 +45,6 @@ situations = st.builds(
     model=st.sampled_from(["", "vt_resnet_nano", "cvt_13", "resnet18"]),
     size=st.sampled_from([0, 32, 224]),
     weights=st.just(False),
-    given=st.just(()),
 )
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 from weft.catalog.catalog import catalog
 
-SMALL, PHOTO = "small", "photo"  # kinds of pictures: up to 64 pixels, and larger ones
+SMALL, PHOTO = "small", "photo"  # kinds of pictures: those that are taken as they are, and larger ones
+SMALL_SIDE = 64
+BEYOND = 10  # times as many pictures as were measured, of which something is still said
 
 # Multiply-adds of forward passes in a second of training, on the machines of the table: of models that are not in it.
 USUAL_MACS = {"cpu": 12e9, "cuda": 15e12}
@@ -84,7 +86,8 @@ def best(rows: Iterable[Measured], device: str, pace: float, seconds: float, see
 
 def errors_left(kind: str, seen: float, times: float) -> float | None:
     """The part of the errors that is left when `times` as many pictures are seen; None where that was not measured."""
-    rows = [row for row in measured() if row.kind == kind and row.curve[0][0] <= seen <= row.curve[-1][0] / times]
+    rows = [row for row in measured() if row.kind == kind and len(row.curve) > 1]
+    rows = [row for row in rows if row.curve[0][0] <= seen <= BEYOND * row.curve[-1][0] / times]
     parts = [(1 - row.reached(times * seen)) / (1 - row.reached(seen)) for row in rows]
     return sum(parts) / len(parts) if parts else None
 

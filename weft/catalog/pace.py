@@ -37,11 +37,12 @@ def choose_threads() -> int:
     Threads wait for each other several times in every layer. Where another job has one of the cores, all wait for the
     one that is there, and a single thread may be many times as fast as two.
     """
-    usual = torch.get_num_threads()
+    usual = threads = torch.get_num_threads()
     speeds = {usual: cpu_steps(usual)}
-    while (fewer := min(speeds) // 2) >= 1:
-        speeds[fewer] = cpu_steps(fewer)
-        if speeds[fewer] < speeds[2 * fewer]:
+    while threads > 1:
+        before, threads = threads, threads // 2
+        speeds[threads] = cpu_steps(threads)
+        if speeds[threads] < speeds[before]:
             break
     fastest = max(speeds, key=lambda threads: speeds[threads])
     return fastest if speeds[fastest] > CLEARLY * speeds[usual] else usual

@@ -1,5 +1,6 @@
 """Files that commands write where somebody said: never over an input, among the data, or over what others wrote."""
 
+import itertools
 import os
 import re
 import sys
@@ -50,9 +51,9 @@ def check_outputs(*outputs: OutputFile, force: bool = False, data: Sequence[str]
         data: what it reads: no file of it is replaced, and nothing is written into a folder of it, forced or not.
         run: the folder of the model, likewise, but that new files may be added to it.
     """
-    paths = [output.path for output in outputs if output.path is not None]
-    if len(set(paths)) < len(paths):
-        raise WeftError(f"--{outputs[0].option} and --{outputs[1].option} name the same file; give each its own.")
+    for one, other in itertools.combinations([output for output in outputs if output.path is not None], 2):
+        if one.path == other.path:
+            raise WeftError(f"--{one.option} and --{other.option} name the same file; give each its own.")
     for output in outputs:
         if (path := output.path) is None:
             continue

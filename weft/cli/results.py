@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from weft.cli.options import Flag, Force, Keys, Names, OutFile, progress_of, say, say_json, settings_of
 from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
+from weft.config import read_yaml
 from weft.errors import WeftError, check_positive, check_writable
 
 SCORE = 0.5  # as `weft.run.predictor` has it, which the help must not import
@@ -78,6 +79,14 @@ def evaluate(
         say(*notes, *evaluation.lines(metrics))
 
 
+def trained_on(run: Path) -> list[str]:
+    """The data that a run was trained on: nothing of them is ever replaced."""
+    if not (run / "config.yaml").is_file():
+        return []
+    settings = read_yaml(run / "config.yaml")
+    return [path for key in ("data.source", "data.val", "data.masks") if (path := str(settings.get(key, "")))]
+
+
 def predict(
     run: Path,
     /,
@@ -129,7 +138,7 @@ def predict(
     if not 0 <= score <= 1:
         raise WeftError(f"--score {score:g} is no probability; choose a number from 0 to 1.")
     files = OutputFile("csv", csv, TABLE), OutputFile("json", as_json, PREDICTIONS)
-    check_outputs(*files, force=force, data=pictures, run=run)
+    check_outputs(*files, force=force, data=[*pictures, *trained_on(run)], run=run)
     if out is not None:
         check_writable(out)
         check_outside(out, pictures)

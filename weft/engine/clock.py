@@ -41,7 +41,7 @@ class Clock:
 
     def is_at_mark(self) -> bool:
         progress = self.run.progress
-        return bool(self.run.config.run.minutes) and progress.step == self._mark < progress.total_steps
+        return bool(self.run.config.run.minutes) and 0 < self._mark <= progress.step < progress.total_steps
 
     def plan_again(self) -> bool:
         """Sets the run's length to what its minutes still allow; False where that is what was planned."""
@@ -67,5 +67,6 @@ class Clock:
         """Steps of so many seconds each for which there is time, with validations and the end."""
         progress, config = self.run.progress, self.run.config.run
         validation, per_epoch = progress.validation_seconds, self.run.plan.steps_per_epoch * config.val_epochs
-        left = PLANNED * 60 * config.minutes - self.run.elapsed() - progress.closing_seconds - validation
+        last = validation * (1 + (self.run.best_model is not self.run.model))  # of the average, and of the weights
+        left = PLANNED * 60 * config.minutes - self.run.elapsed() - progress.closing_seconds - last
         return max(0, int(left / (seconds + validation / per_epoch)))

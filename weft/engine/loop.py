@@ -112,11 +112,13 @@ class Trainer:
                 try:
                     while self.progress.validated < self.epochs:
                         if not self.train_until(self.end_of_epoch(), batches):
-                            break  # the run has another length now, and so other batches
+                            self.save()  # the run has another length now, and so other batches
+                            break
                         self.validate()
                 except StepFailed as failure:
                     self.discard_reports()
                     roll_back(self.run, failure)
+                    self.clock = Clock(self.run)
 
     @property
     def epochs(self) -> int:
@@ -385,7 +387,7 @@ class Trainer:
         if due:
             self.stop_early(epoch)
         self.recent.clear()  # the speed is that of training
-        if due or time.monotonic() - self.run.saved_at > SAVED_SECONDS:
+        if due or self.world.broadcast(time.monotonic() - self.run.saved_at > SAVED_SECONDS):
             self.save()
 
     def judge(self, model: nn.Module, epoch: int) -> tuple[dict[str, float], bool]:

@@ -5,6 +5,7 @@ On the way `weft.engine.clock` plans again.
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,8 @@ def fit_into_time(trainer: Trainer) -> None:
     if epochs < 1:
         needed = trainer.run.elapsed() + validation + closing
         told += (
-            f"; start, validation and report alone take {needed:.0f} s: give more --minutes, or a smaller --img-size"
+            f"; start, validation and report alone take {needed:.0f} s: too little to learn anything. Give it"
+            f" --minutes {math.ceil(needed / 15)} or more, or a smaller --img-size"
         )
     trainer.run.screen.say(told)
 

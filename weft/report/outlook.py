@@ -1,12 +1,15 @@
 """Sentences on a run's result, for its page and for the terminal: how good is good, and would more time help."""
 
-from weft.catalog.measured import PHOTO, SMALL, errors_left
+from typing import Any
+
+from weft.catalog.measured import PHOTO, SMALL, SMALL_SIDE, errors_left
 from weft.report.run import RunReport
+from weft.report.text import SCORES
 
 FEW_EPOCHS = 5  # below which a model has hardly been trained
-SMALL_SIDE = 64
 TIMES = 4  # as long, a run that is compared with this one
 WORTH_TELLING = 0.005  # of accuracy
+STEEP = 0.04  # of the score
 
 
 def outlook(run: RunReport) -> list[str]:
@@ -21,7 +24,16 @@ def outlook(run: RunReport) -> list[str]:
         return [*told, "The model does hardly better: it has learnt too little to say anything. Give it more time."]
     if epochs < FEW_EPOCHS:
         told.append(f"It is hardly trained: {epochs:.2g} epochs. Give it more --minutes.")
+    elif rises(run.history.epochs):
+        told.append("Its curve still rises steeply: more time would help.")
     return told + more_time(run, top1)
+
+
+def rises(rows: list[dict[str, Any]]) -> bool:
+    """Whether the score gained much in the last third of the validations, which learn least where a run was long."""
+    name = next((f"val_{name}" for name in SCORES if any(f"val_{name}" in row for row in rows)), "")
+    scores = [row[name] for row in rows if row.get(name) is not None]
+    return len(scores) >= 3 and max(scores) - scores[2 * len(scores) // 3 - 1] > STEEP
 
 
 def more_time(run: RunReport, top1: float | None) -> list[str]:

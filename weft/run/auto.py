@@ -42,7 +42,6 @@ def auto_settings(
         model="" if config.model.name == "auto" else config.model.name,
         size=config.augment.img_size,
         weights=bool(config.model.init),
-        given=given,
     )
     return task_class(data.report.task).choices.auto(now, data.report)
 

@@ -104,9 +104,10 @@ def split_and_check(source: Source, config: Config, look: QuickLook | None = Non
     data = config.data
     check_can_split(source, data)
     scan = (look or QuickLook(source, data.max_pixels, QUICK_SECONDS)).result()
-    if holds_out(source, data):
+    if holds_out(source, data) and scan.complete:
         add_thumbnails(source, scan, data.max_pixels)
-    split = make_split(source, data, config.run.seed, find_copies(scan))
+    # What a look had no time for must not decide who validates: the next one might be faster.
+    split = make_split(source, data, config.run.seed, find_copies(scan) if scan.complete else None)
     return split, check(source, split, quick=True, config=data, scan=scan)
 
 

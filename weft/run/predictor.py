@@ -3,7 +3,6 @@
 Pictures are read through the loader, the preprocessing and the batches of training's validation, so all agree.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from weft.config import Config, DataConfig, override, read_yaml
 from weft.data.given import GivenPictures, Progress
 from weft.data.loader import Batch, PictureSource, eval_batches, reading_workers
 from weft.data.preprocessing import Preprocessing
+from weft.documents import read_json
 from weft.engine.device import is_out_of_memory, pick_device, pick_precision
 from weft.errors import WeftError, check_positive
 from weft.fast.swap import fast_on
@@ -228,7 +228,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
 def facts_of_data(folder: Path) -> dict[str, Any]:
     """Facts of the task that depend on the data a run was trained on; none of a model that is no run."""
     file = folder / "data_report.json"
-    report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    report = read_json(file) if file.is_file() else {}
     return {key: report[key] for key in ("unlearned", "mask_values", "mask_colours") if key in report}
 
 

@@ -12,7 +12,6 @@ from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.tasks.policy import CPU_BACKBONE
 
-SMALL = 64  # pictures up to this side are taken as they are
 LONG_SIDE = 1333 / 800  # of whole pictures, at most, in proportion to the short side
 
 

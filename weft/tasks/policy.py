@@ -19,20 +19,24 @@ Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in 
                   and none in the last third of the run: what is learnt last is whole pictures.
 Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always.
 From weights      A tenth of the rate, falling by 0.75 from layer to layer, light augmentation, no mixing.
+Masks             On a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of which 4,000 can be
+                  seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk, a quarter from
+                  weights), an average of the weights over some 25 steps of batches.
+Boxes             Likewise: the largest side, up to 800, of which 1,500 pictures can be seen; batches of 4 (16), 1e-3.
+                  What masks and boxes cost was estimated from a few trainings, not fitted.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from weft.catalog.measured import PHOTO, SMALL, Measured, best, measured, usual_speed
+from weft.catalog.measured import PHOTO, SMALL, SMALL_SIDE, Measured, best, measured, usual_speed
 
 Settings = dict[str, Any]
 
 USUAL_SECONDS = {"cpu": 20 * 60.0, "cuda": 10 * 60.0}  # of a run, where nobody said
 EPOCHS = (10, 300)  # ... and what it has then
-SMALL_SIDE = 64  # of pictures that are taken as they are
 LEAST_SEEN = 6_400  # pictures below which hardly anything is learnt
+LEAST_TUNED = 128  # pixels of a picture that weights of 224 are adapted to
 SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
@@ -57,7 +61,6 @@ class Situation:
     model: str  # that was asked for; "" where none was
     size: int  # likewise, or 0
     weights: bool  # whether it begins with trained ones
-    given: Collection[str]  # settings that somebody gave
 
     @property
     def time(self) -> float:
@@ -113,7 +116,7 @@ def scratch_settings(epochs: float, model: str) -> Settings:
 
 
 def finetune_settings(epochs: float) -> Settings:
-    """Decides how trained weights are adapted: gently, the first layers least, and no longer than it takes."""
+    """Decides how trained weights are adapted: gently, and the first layers least."""
     return {
         **_schedule(4e-4, epochs),
         "optim.layer_decay": 0.75,
@@ -175,7 +178,7 @@ class DenseRule:
 
 WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, (512, 384, 320, 256, 192, 128, 96, 64), 8, 2e-3)
 DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, (800, 640, 512, 384, 256, 192, 128), 4, 1e-3)
-CPU_BACKBONE = "vt_resnet_nano", {"stem_stride": 2}  # under a head: measured next to cetnet_nano, cvt_nano, ResNet-18
+CPU_BACKBONE = "vt_resnet_nano", {"stem_stride": 2}  # under a head: benchmarks/results/choices-2026-11-18.json
 
 
 def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Settings, list[str]]:
@@ -204,7 +207,12 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     if not now.epochs:
         settings["run.epochs"] = max(1, round(epochs))
     settings["run.val_epochs"] = _validated(epochs)
-    why = [f"recipe auto: {epochs:.3g} epochs of {now.pictures:,} pictures, at {size} pixels to see enough of them"]
+    why = [
+        f"recipe auto: {epochs:.3g} epochs of {now.pictures:,} pictures, at {size} pixels to see enough of them",
+        f"lr {rate:g}, weights averaged with {average:g}: for {seen / batch:,.0f} steps of {batch} pictures",
+    ]
+    if on_cpu:
+        why.append(f"model {model} under a narrow head: for a CPU")
     return settings, why
 
 
@@ -232,7 +240,7 @@ def _choose(now: Situation) -> tuple[Settings, float, list[str]]:
     """Settings of the model and its size, pictures a second on this machine, and the reason."""
     kind = SMALL if now.side <= SMALL_SIDE else PHOTO
     rows = [row for row in measured() if row.kind == kind and now.model in ("", row.model)]
-    rows = [row.at(now.size or (min(now.side, row.size) if kind == SMALL else row.size)) for row in rows]
+    rows = [row.at(now.size or (now.side if kind == SMALL else row.size)) for row in rows]
     row = best(rows, now.device, now.pace, now.time, now.epochs * now.pictures)
     if row is None or (now.weights and now.model):
         return _size_of_other(now)
@@ -241,9 +249,16 @@ def _choose(now: Situation) -> tuple[Settings, float, list[str]]:
     if kind == PHOTO and not now.size:
         chosen["augment.img_size"] = row.size
     speed = now.pace * row.speed[now.device]
-    reached = row.reached(now.seen(speed))
-    why = f"of those that were measured it gets furthest in this time, to about {reached:.0%} on {row.data}"
-    return chosen, speed, [f"model {row.model}: {why}"] if not now.model else []
+    return chosen, speed, _why_model(now, row, speed)
+
+
+def _why_model(now: Situation, row: Measured, speed: float) -> list[str]:
+    args = ", ".join(f"{name} {value}" for name, value in row.args.items())
+    if now.model:
+        return [f"{args}: faster for its time; --model.args says otherwise"] if args else []
+    reached = f", to about {row.reached(now.seen(speed)):.0%} on {row.data}" if len(row.curve) > 1 else ""
+    told = f"of those that were measured here or on a machine like it, it gets furthest in this time{reached}"
+    return [f"model {row.model}{f' with {args}' if args else ''}: {told}"]
 
 
 def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
@@ -254,7 +269,8 @@ def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     if now.size or now.side <= SMALL_SIDE:
         return {}, speed, []
     seen = {size: now.time * speed * (own / size) ** 2 for size in SIZES if size <= own}
-    size = next((size for size in seen if seen[size] >= LEAST_SEEN), SIZES[-1])
+    least = LEAST_TUNED if now.weights else SIZES[-1]  # weights know objects of the size that they were trained with
+    size = next((size for size in seen if seen[size] >= LEAST_SEEN or size <= least), least)
     if size == own:
         return {}, speed, []
     told = f"img_size {size}: at {own} pixels {now.model} would see too few pictures in the time there is"

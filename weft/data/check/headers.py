@@ -132,13 +132,15 @@ class QuickLook:
         """The hashes of files that were not read whole, where another equals them in size."""
         large = scan.read[scan.records["hash"][scan.read] == 0]
         large = large[_repeated(scan.records[large][["size", "width", "height"]])]
-        deadline = time.monotonic() + 0.4 * self.seconds
+        deadline, compared = time.monotonic() + 0.4 * self.seconds, 0
         for index, found in in_threads(lambda i: _hash_bytes(self.source.open(i)), large.tolist(), None, deadline):
             scan.records["hash"][index] = 0 if isinstance(found, str) else found
+            compared += 1
+        scan.complete = compared == len(large) and len(scan.read) + len(scan.bad) == len(self.source)
 
 
 def add_thumbnails(source: Source, scan: Scan, max_pixels: int) -> None:
-    """Decodes all pictures where they are few and small: headers decide that, not the clock, since a split asks."""
+    """Decodes all pictures of a complete look where they are few and small: no clock decides, since a split asks."""
     found = scan.records[scan.read]
     shrunk = np.where(np.isin(found["format"], ("JPEG", "MPO")), 4, 1)  # these are decoded at a part of their size
     pixels = (found["width"].astype(np.int64) * found["height"] // shrunk).sum()

@@ -50,6 +50,7 @@ class Scan:
     read: np.ndarray  # sorted positions that were looked at and are pictures
     bad: dict[int, str] = field(default_factory=dict)  # position to reason
     profiles: dict[int, str] = field(default_factory=dict)  # position to a colour profile that is not sRGB
+    complete: bool = True  # whether there was time for all pictures, and for comparing them
     thumbs: np.ndarray | None = None  # (N, 16, 16) uint8 where pixels were decoded
     of_pixels: bool = False  # hashes are of pixels, not of files
 

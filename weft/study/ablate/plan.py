@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.catalog.measured import SMALL_SIDE
 from weft.config import Config
 from weft.data.sources.source import fingerprint
 from weft.documents import read_json
@@ -25,7 +26,7 @@ from weft.study.ablate.tables import Network, Table, TableRow
 from weft.study.cells.cell import Cell, whole_epochs
 from weft.study.cells.setup import Say, open_study_data
 from weft.study.cells.workers import cores, threads_per_worker, worker_devices
-from weft.tasks.choose import SMALL, usual_side
+from weft.tasks.choose import usual_side
 from weft.tasks.registry import task_class
 from weft.words import many
 
@@ -140,7 +141,7 @@ def make_plan(table: Table, request: AblationRequest, device: torch.device, work
     opened_by = rows[first].recipe if published else request.recipe
     study = open_study_data(given, opened_by, device, say=lambda line: None)
     dense = not task_class(study.data.source.task).whole_pictures
-    affordable = device.type != "cpu" and usual_side(study.data.report) > SMALL
+    affordable = device.type != "cpu" and usual_side(study.data.report) > SMALL_SIDE
     small = request.model == "nano" or (not request.model and not affordable and not published)
     networks = {name: choose_network(table, row, request.model, small) for name, row in rows.items()}
     recipe = request.recipe or (QUICK if quick and not dense else study.recipe())

@@ -7,13 +7,14 @@ from typing import Any, cast
 import timm
 import torch
 
+from weft.catalog.measured import SMALL_SIDE
 from weft.config import Config
 from weft.data.augment.device_policy import fits
 from weft.data.augment.kept import kept_size, supports
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.models.registry import takes
-from weft.tasks.choose import SMALL, check_head, check_loss, default_workers, usual_side
+from weft.tasks.choose import check_head, check_loss, default_workers, usual_side
 from weft.tasks.policy import Situation, classify_settings, usual_model
 
 HEADS = ("linear",)
@@ -71,7 +72,7 @@ def _fill_size(config: Config, given: Collection[str], report: DataReport, why: 
     if _needs_small_stride(model.name, augment.img_size) and "stem_stride" not in model.args:
         model = replace(model, args={**model.args, "stem_stride": 1})
         why.append("stem_stride 1: so that small pictures keep a grid of positions")
-    if augment.img_size <= SMALL and side <= SMALL and "augment.crop" not in given:
+    if augment.img_size <= SMALL_SIDE and side <= SMALL_SIDE and "augment.crop" not in given:
         augment = replace(augment, crop="random", pad=augment.img_size // 8)
         why.append(f"crop random with a margin of {augment.pad}: the pictures are small")
     return replace(config, model=model, augment=augment)
@@ -83,19 +84,19 @@ def _size(name: str, side: int) -> int:
     if "nano" in name:
         own = min(own, NANO_SIZE)
     if side >= 0.7 * own:
-        return own if side > SMALL else side
-    return side if side <= SMALL else max(32, side // 32 * 32)
+        return own if side > SMALL_SIDE else side
+    return side if side <= SMALL_SIDE else max(32, side // 32 * 32)
 
 
 def _needs_small_stride(name: str, size: int) -> bool:
     """32-pixel pictures leave the larger models 2 x 2 positions, unless their stem keeps the resolution."""
-    return size <= SMALL * 3 // 4 and "nano" not in name and takes(name, "stem_stride")
+    return size <= SMALL_SIDE * 3 // 4 and "nano" not in name and takes(name, "stem_stride")
 
 
 def choose_preprocessing(config: Config, report: DataReport) -> Preprocessing:
     cfg: Any = timm.get_pretrained_cfg(config.model.name)
     size, augment = config.augment.img_size, config.augment
-    as_they_are = max(report.width["max"], report.height["max"]) <= size <= SMALL
+    as_they_are = max(report.width["max"], report.height["max"]) <= size <= SMALL_SIDE
     return Preprocessing(
         size=(size, size),
         channels=config.data.channels,

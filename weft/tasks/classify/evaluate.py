@@ -162,7 +162,7 @@ class ClassifyEvaluation:
         helps = after < error and self._loss(fitted) < self._loss(1.0)
         return {
             "temperature": fit_temperature(self.logits, self.labels) if helps else 1.0,
-            "temperature_fitted_on": "one half of these pictures, judged on the other",
+            "temperature_fitted_on": "these pictures; its error is that of fits on one half, judged on the other",
             "ece_after_temperature": after if helps else error,
         }
 
