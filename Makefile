@@ -23,7 +23,7 @@ demo-segment: $(INSTALLED) ## tell cell nuclei from their background (about four
 demo-detect: $(INSTALLED) ## find and outline each cell nucleus (about five minutes on two cores)
 	$(BIN)/weft demo detect
 
-test: lint timm-tests ## lint, types and tests (about fifteen minutes on two slow cores)
+test: lint timm-tests ## lint, types and tests (about ten minutes on two cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers

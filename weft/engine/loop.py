@@ -375,7 +375,7 @@ class Trainer:
             raw, raw_best = self.judge(self.run.model, epoch)
             if raw_best:
                 result, best = raw, True
-                self.run.event("the weights themselves are better than their average, and are kept")
+                self.run.screen.say("the weights themselves are better than their average, and are kept")
         loss = self.progress.epoch_loss / max(1, self.progress.epoch_steps)
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
         row |= {f"val_{key}": value for key, value in result.items()}
