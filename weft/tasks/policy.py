@@ -257,7 +257,7 @@ def _why_model(now: Situation, row: Measured, speed: float) -> list[str]:
     if now.model:
         return [f"{args}: faster for its time; --model.args says otherwise"] if args else []
     reached = f", to about {row.reached(now.seen(speed)):.0%} on {row.data}" if len(row.curve) > 1 else ""
-    told = f"of those that were measured here or on a machine like it, it gets furthest in this time{reached}"
+    told = f"by the table of measurements it gets furthest in this time{reached}"
     return [f"model {row.model}{f' with {args}' if args else ''}: {told}"]
 
 
