@@ -1,0 +1,375 @@
+"""What is exported answers as the run does, in onnxruntime and by itself; what does not is not kept."""
+
+import http.server
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import venv
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.ops import batched_nms
+
+import weft
+from tests.conftest import randomise
+from tests.helpers.made_pictures import picture, preprocessing
+from tests.helpers.places import ROOT
+from tests.helpers.small_runs import command, dense, make_pictures, make_squares, refused, tiny_run
+from tests.helpers.variants import SMALL
+from weft.config import Config
+from weft.export import export as home
+from weft.export.agreement import Agreement, AgreementRow
+from weft.export.classify import ClassifyForm
+from weft.export.form import Gap
+from weft.export.graph import TorchFile, translations, write_onnx, write_torch
+from weft.export.suppress import NOTHING, suppress, suppress_by_name
+from weft.run.predictor import Predictor
+from weft.tasks.registry import make_task
+from weft.tasks.task import TaskFacts
+
+PAPERS = [name for name in SMALL if name.endswith("_nano")]
+SHAPES = [(1, 40, 64), (2, 64, 40), (5, 33, 33)]  # batch, height, width
+
+
+def predictor_of(name: str, multilabel: bool = False) -> Predictor:
+    model = randomise(timm.create_model(name, num_classes=4, img_size=48, **SMALL[name]))
+    facts = TaskFacts([*"abcd"], preprocessing(size=(48, 48)), torch.device("cpu"), multilabel=multilabel)
+    return Predictor(model, make_task("classify", Config(), facts))
+
+
+def own(predictor: Predictor, pictures: np.ndarray) -> np.ndarray:
+    logits = predictor.infer(torch.stack([predictor.preprocessing.picture(one) for one in pictures]))
+    return (logits.sigmoid() if predictor.multilabel else logits.softmax(1)).numpy()
+
+
+def batch_of(count: int, height: int, width: int) -> np.ndarray:
+    return np.stack([np.array(picture(height, width, seed)) for seed in range(count)])
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_families_in_onnxruntime(tmp_path, name):
+    """Of every batch and every size, what the model says after Weft's own preprocessing."""
+    predictor = predictor_of(name)
+    write_onnx(ClassifyForm(predictor).eval(), tmp_path / "a.onnx", None, {"weft": "0"})
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
+    for shape in SHAPES:
+        given = batch_of(*shape)
+        (found,) = session.run(["probabilities"], {"pictures": given})
+        np.testing.assert_allclose(found, own(predictor, given), atol=2e-3)
+    onnx.checker.check_model(onnx.load(tmp_path / "a.onnx"), full_check=True)
+
+
+def test_torch_package(tmp_path):
+    predictor = predictor_of("vt_resnet_nano", multilabel=True)
+    write_torch(ClassifyForm(predictor).eval(), tmp_path / "a.pt2", None, {"weft": "0"})
+    file = TorchFile(tmp_path / "a.pt2", ["probabilities"])
+    for shape in SHAPES:
+        given = batch_of(*shape)
+        np.testing.assert_allclose(file(given)["probabilities"], own(predictor, given), atol=2e-3)
+
+
+# Suppression ------------------------------------------------------------------------------------------------------
+
+
+def boxes_of(groups: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    corner, side = torch.rand(groups, count, 2) * 60, 5 + torch.rand(groups, count, 2) * 30
+    scores = torch.rand(groups, count).masked_fill(torch.rand(groups, count) < 0.3, NOTHING)
+    return torch.cat([corner, corner + side], 2), scores
+
+
+def kept_by_torchvision(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    group = torch.arange(len(boxes))[:, None].expand(scores.shape).flatten()
+    there = (scores > NOTHING).flatten().nonzero()[:, 0]
+    chosen = batched_nms(boxes.flatten(0, 1)[there], scores.flatten()[there], group[there], threshold)
+    return torch.zeros(scores.numel(), dtype=torch.bool).index_fill(0, there[chosen], True).view(scores.shape)
+
+
+@pytest.mark.parametrize("groups", [1, 7, 600])
+@pytest.mark.parametrize("threshold", [0.3, 0.7])
+def test_suppression(groups, threshold):
+    boxes, scores = boxes_of(groups, 40)
+    assert torch.equal(suppress(boxes, scores, threshold), kept_by_torchvision(boxes, scores, threshold))
+
+
+def test_suppression_in_onnxruntime(tmp_path):
+    """In one graph for every number of groups, also where none of them has a box."""
+
+    class Suppress(nn.Module):
+        def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return suppress_by_name(boxes, scores, 0.5)
+
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Suppress(), boxes_of(3, 9), dynamic_shapes=(free, free))
+    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=translations())
+    assert made is not None
+    made.save(tmp_path / "s.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
+    names = [value.name for value in session.get_inputs()]
+    for boxes, scores in (boxes_of(1, 30), boxes_of(11, 50), (boxes_of(2, 5)[0], torch.full((2, 5), NOTHING))):
+        (found,) = session.run(None, dict(zip(names, (boxes.numpy(), scores.numpy()), strict=True)))
+        assert np.array_equal(found, kept_by_torchvision(boxes, scores, 0.5).numpy())
+
+
+# Runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    labels, masks = make_pictures(root / "labels", side=40), make_squares(root / "masks", "masks")
+    boxes = make_squares(root / "coco", "coco")
+    tiny_run(labels, root / "classify", model="vt_resnet_nano", model__args=SMALL["vt_resnet_nano"], img_size=32)
+    tiny_run(masks, root / "segment", **dense("fpn"))
+    tiny_run(boxes, root / "detect", **dense("mask-rcnn", epochs=20, batch=4))
+    return {name: root / name for name in ("classify", "segment", "detect")}
+
+
+def exported(run: Path, out: Path, *options: object) -> dict:
+    code, said, errors = command("export", run, "--out", out, *options)
+    assert code == 0, errors
+    assert "which agrees" in said
+    assert {"model.json", "agreement.json", "agreement.html"} < {path.name for path in out.iterdir()}
+    report = json.loads((out / "agreement.json").read_text())
+    assert report["agrees"]
+    assert len({row["what"] for row in report["rows"]}) == len(report["rows"])
+    return report
+
+
+@pytest.fixture(scope="module")
+def files(runs, tmp_path_factory) -> dict[str, Path]:
+    """Each run as ONNX."""
+    root = tmp_path_factory.mktemp("files")
+    for name, run in runs.items():
+        report = exported(run, root / name)
+        assert len(report["rows"]) == 7
+        assert report["before"] == pytest.approx(report["after"], abs=0.005)
+        assert report["rows"][0]["difference"]["answers"] > 0
+    return {name: root / name for name in runs}
+
+
+def test_metadata(files):
+    for name, folder in files.items():
+        stored = onnxruntime.InferenceSession(folder / "model.onnx").get_modelmeta().custom_metadata_map
+        facts = json.loads(stored["weft"])
+        assert facts == json.loads((folder / "model.json").read_text())
+        assert facts["task"] == name
+        assert len(facts["classes"]) == len(facts["colours"])
+        assert len(facts["provenance"]["weights_sha256"]) == 64
+
+
+def seen(folder: Path, image: Image.Image) -> dict[str, np.ndarray]:
+    facts = json.loads((folder / "model.json").read_text())
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    return dict(zip(facts["outputs"], session.run(None, {"pictures": np.array(image)[None]}), strict=True))
+
+
+@pytest.mark.parametrize("size", [(48, 48), (65, 48), (48, 77)])
+def test_answers_are_predictions(runs, files, size):
+    """In pixels of the picture, whatever its size: as `predict` gives them.
+
+    The detector sees these as they are: where they are resized, a pixel that is rounded otherwise may let another of
+    two equally good boxes win.
+    """
+    image = picture(*size, seed=3)
+    image.paste((230, 40, 40), (5, 9, 28, 31))
+    (label,) = weft.load(runs["classify"]).predict([image], top=3)
+    found = seen(files["classify"], image)["probabilities"][0]
+    np.testing.assert_allclose(np.sort(found)[::-1], label.probabilities, atol=2e-3)
+
+    (mask,) = weft.load(runs["segment"]).predict([image])
+    assert (seen(files["segment"], image)["labels"][0] == mask.mask).mean() > 0.999
+
+    (objects,) = weft.load(runs["detect"]).predict([image], score=0.05)
+    found = seen(files["detect"], image)
+    count = min(2, len(objects.scores))
+    assert count > 0
+    np.testing.assert_allclose(found["scores"][0, :count], objects.scores[:count], atol=1e-3)
+    np.testing.assert_allclose(found["boxes"][0, :count], objects.boxes[:count], atol=0.02)
+    assert found["labels"][0, :count].tolist() == objects.labels[:count].tolist()
+    assert (found["scores"][0][found["labels"][0] == -1] == 0).all()
+
+
+def test_without_torch(runs, files, tmp_path):
+    """The example, where torch, timm and Weft cannot be imported."""
+    image = picture(50, 70, seed=3)
+    image.save(tmp_path / "a.png")
+    blocked = "import sys, runpy\nfor name in ('torch', 'torchvision', 'timm', 'weft'): sys.modules[name] = None\n"
+    code = blocked + "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    for name, folder in files.items():
+        words = [ROOT / "examples/without_torch.py", folder, tmp_path / "a.png"]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if name == "classify":
+            (own,) = weft.load(runs[name]).predict([image], top=1)
+            name, label, probability = re.match(r"(\S+)  (.+?) ([\d.]+)  ", done.stdout).groups()  # type: ignore
+            assert (name, label) == ("a.png", own.labels[0])
+            assert float(probability) == pytest.approx(own.probabilities[0], abs=2e-3)
+        if name == "segment":
+            (own,) = weft.load(runs[name]).predict([image])
+            classes = weft.load(runs[name]).classes
+            share = float(re.search(rf"  {classes[0]} ([\d.]+)", done.stdout).group(1))  # type: ignore
+            assert share == pytest.approx((own.mask == 0).mean(), abs=2e-3)
+
+
+def test_other_formats(runs, tmp_path):
+    report = exported(runs["classify"], tmp_path / "weights", "--to", "safetensors")
+    assert report["rows"][0]["difference"]["changed"] == 0
+    model = timm.create_model(f"local-dir:{tmp_path / 'weights'}", pretrained=True)
+    assert model.num_classes == 3
+    exported(runs["segment"], tmp_path / "package", "--to", "torch")
+    answer = torch.export.load(tmp_path / "package/model.pt2").module()(torch.zeros(3, 50, 41, 3, dtype=torch.uint8))
+    assert answer[0].shape == (3, 50, 41)
+
+
+def test_fixed(runs, tmp_path):
+    exported(runs["classify"], tmp_path / "f", "--fixed", "--size", "30x44", "--batch", "2")
+    session = onnxruntime.InferenceSession(tmp_path / "f/model.onnx")
+    assert session.get_inputs()[0].shape == [2, 30, 44, 3]
+
+
+def test_eight_bits(runs, tmp_path):
+    """Weights take a quarter, and the products of the preprocessing stay as they are."""
+    report = exported(runs["classify"], tmp_path / "i", "--int8", "--limit", "40")
+    assert report["bytes"]["file"] < report["bytes"]["torch"]
+    kinds = {node.op_type for node in onnx.load(tmp_path / "i/model.onnx").graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    session = onnxruntime.InferenceSession(tmp_path / "i/model.onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["weft"])["task"] == "classify"
+
+
+def test_eight_bits_without_a_metric_are_refused(runs, tmp_path):
+    """Of a size that no picture has nothing is measured, and nothing else limits eight bits."""
+    arguments = ("--int8", "--fixed", "--size", "30x44", "--out", tmp_path / "gone")
+    code, _, errors = command("export", runs["classify"], *arguments)
+    assert code == 2
+    assert "leave out --size" in errors
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_answers_that_are_no_numbers_are_not_lost_among_others(order):
+    gaps = [Gap(0.01, 0, 1), Gap(float("nan"), 0, 1), Gap(0.02, 0, 1)][::order]
+    total = sum(gaps, Gap())
+    assert math.isnan(total.largest)
+    row = AgreementRow("each as it is", 3, total)
+    assert Agreement("model.onnx", [row], "pictures", "top1", 1.0, 1.0, {}, {}).faults()
+
+
+def test_disagreement_is_not_kept(runs, tmp_path, monkeypatch):
+    """A file whose batch is frozen to its first picture: the report says where, and nothing lies there."""
+    kind = home.KINDS["safetensors"]
+
+    def frozen(path, form):
+        file = kind.open(path, form)
+        return lambda pictures: {k: v[:1].repeat(len(pictures), 0) for k, v in file(pictures).items()}
+
+    monkeypatch.setitem(home.KINDS, "safetensors", replace(kind, open=frozen))
+    code, _, errors = command("export", runs["segment"], "--to", "safetensors", "--out", tmp_path / "gone")
+    assert code == 2
+    last = errors.splitlines()[-1]
+    assert "is not kept" in last
+    assert "2 at once" in last
+    assert "each as it is" not in last
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--to", "torch", "--int8"], ["int8 is for ONNX"]),
+        (["--size", "40x40"], ["--fixed"]),
+        (["--fixed", "--size", "40"], ["no height and width"]),
+        (["--to", "safetensors", "--fixed"], ["no size to fix"]),
+        (["--pictures", "0"], ["pictures=0"]),
+        (["--data", "nowhere"], ["nowhere"]),
+        (["--test.flip"], ["classifier"]),
+    ],
+)
+def test_mistakes(runs, tmp_path, options, words):
+    refused(command("export", runs["classify"], "--out", tmp_path / "out", *options), *words)
+    assert not any(tmp_path.iterdir())
+
+
+def test_places(runs, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a").touch()
+    refused(command("export", runs["classify"], "--out", tmp_path / "full"), "not an empty folder")
+    refused(command("export", runs["classify"], "--out", runs["classify"].parent / "labels/x"), "inside the data")
+    refused(command("export", tmp_path / "none"), "does not exist")
+    refused(command("export", runs["segment"], "--out", tmp_path / "o", "--test.flip"), "looks once")
+
+
+def test_missing_library(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    refused(command("export", runs["classify"], "--out", tmp_path / "out"), "pip install weft[export]")
+
+
+# Elsewhere --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fresh_environment(files, tmp_path):
+    """An environment that has onnxruntime, numpy and Pillow alone."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "onnxruntime", "numpy", "pillow"], check=True)
+    picture(50, 70, seed=3).save(tmp_path / "a.png")
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for folder in files.values():
+        words = [python, ROOT / "examples/without_torch.py", folder, tmp_path / "a.png"]
+        done = subprocess.run(words, capture_output=True, text=True, env=variables)
+        assert done.returncode == 0, done.stderr
+    gone = subprocess.run([python, "-c", "import torch"], capture_output=True, env=variables)
+    assert gone.returncode != 0
+
+
+@pytest.mark.slow
+def test_in_a_browser(files, tmp_path):
+    """The example page in Chromium, with onnxruntime's build for browsers: the probabilities that Python gets."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or pytest.skip("needs Chromium")
+    subprocess.run(["npm", "install", "--silent", "--ignore-scripts", "onnxruntime-web"], cwd=tmp_path, check=True)
+    shutil.copy(ROOT / "examples/in_a_browser.html", tmp_path)
+    image = picture(50, 70, seed=3)
+    image.save(tmp_path / "a.png")
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        said = {}
+        for name, folder in files.items():
+            shutil.copytree(folder, tmp_path / "model", dirs_exist_ok=True)
+            page = browser.new_page()
+            page.goto(f"http://127.0.0.1:{server.server_port}/in_a_browser.html")
+            page.wait_for_function("document.querySelector('pre').textContent === 'ready'", timeout=120_000)
+            page.set_input_files("input", tmp_path / "a.png")
+            page.wait_for_function("document.querySelector('pre').textContent !== 'ready'", timeout=120_000)
+            said[name] = page.inner_text("pre")
+            page.close()
+        browser.close()
+    server.shutdown()
+    expected = seen(files["classify"], image)["probabilities"][0]
+    found = [float(line.split()[-1]) for line in said["classify"].splitlines()]
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    expected = seen(files["segment"], image)["labels"].ravel()[:100]
+    labels = next(line for line in said["segment"].splitlines() if line.startswith("labels"))
+    assert [int(value) for value in labels.split()[1].split(",")] == expected.tolist()
+    expected = seen(files["detect"], image)["scores"].ravel()[:100]
+    scores = next(line for line in said["detect"].splitlines() if line.startswith("scores"))
+    np.testing.assert_allclose([float(value) for value in scores.split()[1].split(",")], expected, atol=1e-3)

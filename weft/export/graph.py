@@ -1,0 +1,231 @@
+"""A form as a graph for every batch and size, and that as a file: ONNX, or torch's own package."""
+
+import contextlib
+import json
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import WeftError
+from weft.export.form import ExportForm
+from weft.export.suppress import suppress_by_name
+
+OPSET = 20  # GELU is one operation from here on; attention, from 23 on, is not yet known to many runtimes
+AXES = ("batch", "height", "width")  # of the pictures that vary
+EXAMPLE = (2, 96, 160)  # of no size that the graph might take for a special one
+SEEN = (160, 224)  # likewise, of what the network sees; at stride 64 more than one
+LEAST_SCORE = -3e38  # any number that is a score is larger
+PREPROCESSING = "preprocessing/"  # how the names of its nodes begin
+MOST = 2**31 - 1  # boxes that stay in a group
+
+
+def to_graph(module: nn.Module, given: Mapping[Tensor, Sequence[int]]) -> torch.export.ExportedProgram:
+    """A module as a graph for inputs like those that are `given`, whose axes that are named may have any length."""
+    shapes: Any = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in given.values())
+    fixed = not any(shapes)
+    with quiet(), torch.no_grad():
+        try:
+            return torch.export.export(module.eval(), tuple(given), dynamic_shapes=shapes, strict=False)
+        except Exception as error:  # whatever a model of timm's does that no graph can be made of
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            hint = "" if fixed else "; --fixed makes one for a single size"
+            raise WeftError(f"torch.export makes no graph of this model{hint}: {why}") from error
+
+
+def examples(form: ExportForm, fixed: tuple[int, int, int] | None) -> dict[Tensor, Sequence[int]]:
+    """Pictures that a graph is made with and what the network sees of them, each with its axes that may vary."""
+    rules = form.preprocessing.rules
+    dtype = torch.uint8 if rules.depth == 8 else torch.float32
+    pictures = torch.zeros(*(fixed or EXAMPLE), rules.channels, dtype=dtype)
+    if fixed:
+        with torch.no_grad():
+            return {pictures: (), form.preprocessing(pictures): ()}
+    whole = rules.crop_mode == "fit"  # then the network sees pictures of any size, too
+    x = torch.zeros(len(pictures), rules.channels, *(SEEN if whole else rules.size))
+    return {pictures: range(len(AXES)), x: (0, 2, 3) if whole else (0,)}
+
+
+def write_torch(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None, facts: dict[str, Any]) -> None:
+    """A package that `torch.export.load(path).module()` opens; detectors need torchvision to be imported."""
+    pictures, _ = (given := examples(form, fixed))
+    program = to_graph(form, {pictures: given[pictures]})
+    with quiet():
+        torch.export.save(program, path, extra_files={"weft.json": json.dumps(facts)})
+
+
+class _Behind(nn.Module):
+    """A form without its preprocessing."""
+
+    def __init__(self, form: ExportForm):
+        super().__init__()
+        self.form = form
+
+    def forward(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return self.form.answer(pictures, x)
+
+
+def write_onnx(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None, facts: dict[str, Any]) -> None:
+    """A file for onnxruntime and others, with the facts as the entry "weft" of its metadata.
+
+    It is made of two graphs: behind the preprocessing the size of what the network sees is a symbol of its own. As a
+    formula of the picture's size it would stand in every shape of the network, which takes torch minutes to simplify.
+    """
+    onnx = onnx_library()
+    pictures, _ = (given := examples(form, fixed))
+    if hasattr(form, "suppress"):
+        form.suppress = suppress_by_name  # pyright: ignore[reportArgumentType]
+    first = _translated(to_graph(form.preprocessing, {pictures: given[pictures]}), ["pictures"], ["x"])
+    second = _translated(to_graph(_Behind(form), given), ["pictures", "x"], [*form.outputs])
+    model = _joined(first, second)
+    if not fixed:
+        _name_axes(model)
+    onnx.helper.set_model_props(model, {"weft": json.dumps(facts)})
+    model.producer_name, model.producer_version = "weft", facts["weft"]
+    onnx.save(model, path)
+
+
+def _translated(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]) -> Any:
+    _copy_before_views(program.graph)
+    with quiet():
+        made: Any = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            custom_translation_table=translations(),
+        )
+    return made.model_proto
+
+
+def _copy_before_views(graph: torch.fx.Graph) -> None:
+    """A view holds for the strides that torch's own operations give; the exporter's decompositions give others.
+
+    ONNX has no strides, and the copies are gone from the file.
+    """
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.view.default:
+            with graph.inserting_before(node):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+                )
+                copy.meta = {"val": node.args[0].meta["val"].contiguous()}
+            node.args = (copy, *node.args[1:])
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two models as one: the second takes what the first gives, by its name, and otherwise the same inputs."""
+    import onnx.compose
+
+    shared = {value.name for value in (*first.graph.input, *first.graph.output)}
+    first = onnx.compose.add_prefix(first, PREPROCESSING, rename_inputs=False, rename_outputs=False)
+    given = {value.name for value in first.graph.output}
+    inputs = [value for value in second.graph.input if value.name not in given]
+    assert shared >= {value.name for value in second.graph.input}
+    nodes, tensors = [*first.graph.node, *second.graph.node], [*first.graph.initializer, *second.graph.initializer]
+    graph = onnx.helper.make_graph(nodes, "weft", inputs, second.graph.output, tensors)
+    functions = [*first.functions, *second.functions]
+    model = onnx.helper.make_model(graph, opset_imports=second.opset_import, functions=functions)
+    model.ir_version = second.ir_version
+    return model
+
+
+def _name_axes(model: Any) -> None:
+    """Says batch, height and width instead of torch's symbols."""
+    symbols = [d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim[: len(AXES)]]
+    names = dict(zip(symbols, AXES, strict=True))
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """Operations that the exporter has no translation of, or one that is not right for all numbers."""
+    from onnxscript import opset20
+
+    op: Any = opset20  # whose types know nothing of the constants that it takes
+
+    def floor_division(self: Any, other: Any) -> Any:
+        """Of sizes: the exporter's own rounds towards 0, and -7 // 4 is how a size is rounded up."""
+        return op.Div(op.Sub(self, op.Mod(self, other)), other)
+
+    def remainder(self: Any, other: Any) -> Any:
+        """By a number that depends on the size."""
+        return op.Mod(self, op.CastLike(other, self))
+
+    def suppression(boxes: Any, scores: Any, threshold: float) -> Any:
+        most, least = op.Constant(value_ints=[MOST]), op.Constant(value_floats=[LEAST_SCORE])
+        overlap = op.Constant(value_floats=[threshold])
+        chosen = op.NonMaxSuppression(boxes, op.Unsqueeze(scores, [1]), most, overlap, least)  # group, 0, place
+        places = op.Gather(chosen, [0, 2], axis=1)
+        ones = op.Squeeze(op.CastLike(op.Slice(places, [0], [1], [1]) * 0 + 1, scores), [1])
+        return op.Greater(op.ScatterND(op.CastLike(op.IsNaN(scores), scores), places, ones), 0.5)
+
+    return {
+        operator.floordiv: floor_division,
+        torch.ops.aten.remainder.Scalar: remainder,
+        torch.ops.weft.suppress.default: suppression,
+    }
+
+
+def onnx_library() -> Any:
+    try:
+        import onnx
+        import onnx.helper
+        import onnxruntime  # noqa: F401  the file is tried with it
+        import onnxscript  # noqa: F401  torch's exporter is written in it
+    except ImportError as error:
+        raise WeftError(f"ONNX needs {error.name}: pip install weft[export].") from None
+    return onnx
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps what torch's exporters say to their developers from users; what is wrong is an exception."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "torch")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+class TorchFile:
+    """A package of torch's that is used."""
+
+    def __init__(self, path: Path, names: list[str]):
+        self.module, self.names = torch.export.load(path).module(), names
+
+    @torch.no_grad()
+    def __call__(self, pictures: Any) -> dict[str, Any]:
+        found: tuple[Tensor, ...] = self.module(torch.from_numpy(pictures))
+        return {name: value.numpy() for name, value in zip(self.names, found, strict=True)}
+
+
+class OnnxFile:
+    """A file that onnxruntime runs on the CPU, with the threads that torch has."""
+
+    def __init__(self, path: Path, names: list[str]):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session, self.names = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"]), names
+
+    def __call__(self, pictures: Any) -> dict[str, Any]:
+        return dict(zip(self.names, self.session.run(self.names, {"pictures": pictures}), strict=True))

@@ -1,0 +1,118 @@
+"""The way of a run to the Hugging Face hub: the model as timm opens it, and a card that is written from the run."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from weft.config import Config, override, read_yaml
+from weft.documents import read_json
+from weft.errors import WeftError
+from weft.export.weights import write_weights
+from weft.models.weights.folder import read_model_config
+from weft.report.text import SCORES
+from weft.run.predictor import Predictor, load
+from weft.version import __version__
+from weft.words import clean
+
+TAGS = {"classify": "image-classification", "segment": "image-segmentation", "detect": "object-detection"}
+CLASSES = 100  # that a card names
+
+
+def push(run: str | os.PathLike[str], repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Uploads a trained model to a repository of the hub, which is made if need be; returns its address.
+
+    `weft.load("hub:OWNER/NAME")` opens it; a classifier also timm, as "hf-hub:OWNER/NAME", and transformers. A README
+    that lies there stays.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    run = Path(run)
+    if repo_id.count("/") != 1:
+        raise WeftError(f"{repo_id!r} is no repository of the hub; name one as owner/name.")
+    text = card(run, load(run, "cpu"), repo_id)
+    api = HfApi(token=token, library_name="weft", library_version=__version__)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_weights(run, folder / "model.safetensors")
+        try:
+            repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            if not api.file_exists(repo_id, "README.md"):
+                (folder / "README.md").write_text(text, encoding="utf-8")
+            api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"{run.resolve().name}, by Weft")
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            why = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
+            raise WeftError(f"The hub does not take {repo_id}: {why} `hf auth login` says who you are.") from None
+    return f"{api.endpoint}/{repo_id}"
+
+
+def card(run: Path, predictor: Predictor, repo_id: str) -> str:
+    """The README of a model: what it does and how well, on what it learned, how to use it, what not to expect."""
+    task, stored = predictor.task, read_model_config(run)
+    name = stored["architecture"]
+    metrics, data = (_content(run / file) for file in ("evaluation.json", "data_report.json"))
+    head = [
+        "---",
+        f"tags: [{TAGS[task.name]}, weft{', timm' if task.whole_pictures else ''}]",
+        f"library_name: {'timm' if task.whole_pictures else 'weft'}",  # timm has no heads for masks and boxes
+        f"pipeline_tag: {TAGS[task.name]}",
+        "---",
+    ]
+    lines = [*head, f"# {clean(repo_id.split('/')[1])}", ""]
+    lines += [
+        f"A model to {task.purpose}: `{name}`, {len(predictor.classes)} classes, trained with Weft {__version__}.",
+        "",
+    ]
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        "import weft",
+        "",
+        f'model = weft.load("hub:{repo_id}")',
+        'print(model.predict("picture.jpg"))',
+        "```",
+    ]
+    if task.whole_pictures:
+        lines += ["", "timm opens it once Weft is imported:", "", "```python", "import timm, weft", ""]
+        lines += [f'model = timm.create_model("hf-hub:{repo_id}", pretrained=True)', "```"]
+    lines += ["", "## How good it is", "", *_metrics(metrics)]
+    lines += ["", "## Data and training", "", *_training(run, data, predictor)]
+    lines += ["", "## Limits", "", *LIMITS, "", "## Classes", ""]
+    named = ", ".join(f"`{clean(label)}`" for label in predictor.classes[:CLASSES])
+    more = len(predictor.classes) - CLASSES
+    return "\n".join([*lines, named + (f" and {more} more" if more > 0 else ""), ""])
+
+
+LIMITS = (
+    "- It knows its classes alone, and answers with one of them whatever a picture shows.",
+    "- The numbers above are of pictures like those it was trained on; expect less of others.",
+    "- Nobody has looked at how it treats people, or groups of them.",
+)
+
+
+def _metrics(metrics: dict[str, Any]) -> list[str]:
+    """The numbers that decide about models, as far as the run has them."""
+    found = [(words, metrics[key]) for key, words in SCORES.items() if isinstance(metrics.get(key), float)]
+    if not found:
+        return ["Not measured."]
+    rows = [f"| {words} | {100 * value:.1f} % |" for words, value in found]
+    return [f"On {metrics['n']:,} pictures that it was not trained on:", "", "| metric | |", "| --- | --- |", *rows]
+
+
+def _training(run: Path, data: dict[str, Any], predictor: Predictor) -> list[str]:
+    lines = []
+    if data:
+        lines.append(f"- {data['pictures']:,} pictures, {clean(data['layout'])}; those that measured it included.")
+    rules = predictor.preprocessing
+    seen = "as large as they are" if rules.size == (0, 0) else f"at {rules.size[0]} x {rules.size[1]} pixels"
+    lines.append(f"- It sees pictures {seen}, {rules.channels} channel{'s' * (rules.channels > 1)}.")
+    if (run / "config.yaml").is_file():
+        config = override(Config(), read_yaml(run / "config.yaml"))
+        lines.append(f"- {config.run.epochs} epochs in batches of {config.run.batch}, seed {config.run.seed}.")
+    return lines
+
+
+def _content(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}

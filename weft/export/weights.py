@@ -1,0 +1,36 @@
+"""Weights and config.json, as Weft and timm open them: a run's model without what training left beside it."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.documents import read_json, to_json
+from weft.export.form import Answers, ExportForm
+from weft.files import write_text
+from weft.run.predictor import load
+
+
+def write_weights(run: Path, path: Path) -> None:
+    """The weights as `path`, the configuration beside them.
+
+    The number of classes stands in it once: timm takes it from there, transformers gives it a second time.
+    """
+    shutil.copyfile(run / "model.safetensors", path)
+    config = read_json(run / "config.json")
+    (config.get("model_args") or {}).pop("num_classes", None)
+    write_text(path.with_name("config.json"), to_json(config, indent=2))
+
+
+class WeightsFile:
+    """A folder of weights that is opened anew and used as the form is."""
+
+    def __init__(self, path: Path, form: ExportForm):
+        settings = None if form.predictor.task.whole_pictures else {}
+        self.form = type(form)(load(path.parent, "cpu", settings)).eval()
+
+    @torch.no_grad()
+    def __call__(self, pictures: np.ndarray) -> Answers:
+        found = self.form(torch.from_numpy(pictures))
+        return {name: value.numpy() for name, value in zip(self.form.outputs, found, strict=True)}
