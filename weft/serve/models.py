@@ -1,0 +1,132 @@
+"""A model that is served: what it says of itself, and its answers as clients get them."""
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+
+from weft.data.loader import Batch
+from weft.errors import WeftError
+from weft.explain.compare import with_class
+from weft.explain.exhibits import Sheet, exhibits, reading, title
+from weft.explain.explain import look
+from weft.explain.pictures import PictureBatch
+from weft.report.overlay import background, palette
+from weft.report.page import data_uri
+from weft.run.predictor import Predictor, load
+from weft.serve.decoders import DecodedPicture, PictureWay
+from weft.serve.refusal import Refusal
+
+DEMO, DEMO_FOLDER = "demo", "fashion"  # a name in place of a folder: the model that comes with the package
+PANEL = 224  # pixels of the longer side of an explanation's pictures
+
+
+class ServedModel:
+    """A predictor with a name; its methods but `describe` are called from the thread that computes."""
+
+    def __init__(self, name: str, predictor: Predictor) -> None:
+        self.name, self.predictor, self.task = name, predictor, predictor.task
+        self.subject = predictor.subject()
+        self.way = PictureWay(predictor.preprocessing, sized=not self.task.whole_pictures)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for those who choose a model, and for the page."""
+        classes = self.predictor.classes
+        colours = [f"#{colour.tobytes().hex()}" for colour in palette(classes)]
+        return {
+            "name": self.name,
+            "task": self.task.name,
+            "architecture": self.subject.name,
+            "parameters": sum(p.numel() for p in self.predictor.model.parameters()),
+            "size": list(self.predictor.preprocessing.size),
+            "multilabel": self.predictor.multilabel,
+            "classes": list(classes),
+            "colours": colours,
+            "background": background(classes),
+        }
+
+    def warm_up(self) -> None:
+        """Looks at a grey picture, so that the first client does not pay for what happens only once."""
+        way = self.predictor.preprocessing
+        dtype = torch.uint8 if way.depth == 8 else torch.float32
+        self.answers([DecodedPicture(torch.ones((way.channels, *way.fitted(256, 256)), dtype=dtype), (256, 256), ())])
+
+    def answers(self, pictures: Sequence[DecodedPicture]) -> list[Any]:
+        """The model's answers to a batch, before they are put into words."""
+        pixels = [picture.pixels for picture in pictures]
+        alike = len({one.shape for one in pixels}) == 1
+        return self.predictor.answers(torch.stack(pixels) if alike else pixels)
+
+    def words(self, picture: DecodedPicture, answer: Any, *, top: int, score: float) -> dict[str, Any]:
+        """An answer as clients get it; raises Refusal where there is none."""
+        if isinstance(answer, str):
+            raise Refusal(422, answer)
+        sizes = [picture.size] if picture.size is not None else []
+        batch = Batch([picture.pixels], [], torch.zeros(1, dtype=torch.int64), [], sizes)
+        return self.task.to_dict(self.task.prediction("", answer, batch, 0, top=top, score=score))
+
+    def why(self, name: str, picture: DecodedPicture, of: str) -> dict[str, Any]:
+        """Grad-CAM, attention and tokens of a picture, as pictures with a line on how to read them."""
+        try:
+            subject = with_class(self.subject, of) if of else self.subject
+        except WeftError as error:
+            raise Refusal(422, str(error)) from None
+        explanation = look(subject, PictureBatch([name], [-1], picture.pixels[None], None))
+        view = explanation.views[0]
+        return {
+            "of": view.answer,
+            "picture": data_uri(view.pixels, PANEL),
+            "sheets": [_sheet(one) for one in exhibits([explanation]) if isinstance(one, Sheet)],
+            "notes": explanation.notes,
+        }
+
+
+def _sheet(sheet: Sheet) -> dict[str, Any]:
+    rows = [
+        {
+            "name": label,
+            "panels": [
+                {"picture": data_uri(panel.pixels, PANEL), "caption": panel.caption}
+                for panel in panels
+                if panel.pixels is not None
+            ],
+        }
+        for label, panels in sheet.rows
+    ]
+    name = title(sheet).partition(",")[0]
+    return {"kind": sheet.kind, "title": name, "reading": reading(sheet), "columns": sheet.columns, "rows": rows}
+
+
+# Names and folders ----------------------------------------------------------------------------------------------------
+
+
+def open_models(places: Sequence[str], device: str) -> list[ServedModel]:
+    """The models of runs or model folders, or the one that comes with the package, each under a name of its own."""
+    if not places:
+        raise WeftError("No model given; name runs or model folders, or demo.")
+    folders = [Path(str(files("weft.serve"))) / DEMO_FOLDER if _is_demo(place) else Path(place) for place in places]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise WeftError("The same model is given twice; name each folder once.")
+    for folder in folders:
+        if not folder.exists():
+            raise WeftError(f"{folder} does not exist; give a run or model folder, or demo.")
+    names = names_of([PurePath(DEMO) if _is_demo(place) else Path(place).resolve() for place in places])
+    return [ServedModel(name, load(folder, device)) for name, folder in zip(names, folders, strict=True)]
+
+
+def _is_demo(place: str) -> bool:
+    return place == DEMO and not os.path.exists(DEMO)
+
+
+def names_of(paths: Sequence[PurePath]) -> list[str]:
+    """The end of each path, as much of it as tells them apart."""
+    names = []
+    for path in paths:
+        others = [other.parts for other in paths if other != path]
+        lengths = range(1, len(path.parts) + 1)
+        enough = next((n for n in lengths if all(o[-n:] != path.parts[-n:] for o in others)), len(path.parts))
+        names.append(PurePath(*path.parts[-enough:]).as_posix())
+    return names
