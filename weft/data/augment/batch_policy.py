@@ -14,7 +14,8 @@ from torch import Tensor
 
 from weft.config import AugmentConfig
 from weft.data.augment.device_policy import CODES, fits
-from weft.data.augment.policies import UniformRandAugment, needs_pillow, policy_settings, timm_policy
+from weft.data.augment.policies import UniformRandAugment, policy_settings, timm_policy
+from weft.data.augment.wide import is_wide
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.kernels.ops.augment import Code, Step, augment_step
@@ -178,7 +179,8 @@ class BatchJitter:
     columns = len(Step) * len(JITTERED)
 
     def __init__(self, config: AugmentConfig, preprocessing: Preprocessing) -> None:
-        needs_pillow("augment.color_jitter", preprocessing)
+        if is_wide(preprocessing):
+            raise WeftError("augment.color_jitter can be done batch by batch of 8-bit grey or RGB pictures alone.")
         self.range = max(0.0, 1 - config.color_jitter), 1 + config.color_jitter
         self.fill = (0,) * preprocessing.channels  # nothing comes from outside
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from weft.config import AugmentConfig
-from weft.data.augment.policies import UniformRandAugment, make_policy, needs_pillow, on_pillow
+from weft.data.augment.policies import UniformRandAugment, make_policy, on_pillow
+from weft.data.augment.wide import is_wide, wide_jitter, wide_policy
 from weft.data.preprocessing import Canvas, Preprocessing, cover, resize, to_channels_first, to_tensor
 from weft.data.read import OpenedPicture, Picture
 
@@ -40,17 +41,19 @@ class Augmentation:
         self.config, self.preprocessing = config, preprocessing
         self._steps: list[Callable[[Canvas], Canvas]] = []
         self._generators: set[str] = set()
+        wide = is_wide(preprocessing)
         if config.policy and config.on_device != "yes":
-            needs_pillow(f"augment.policy={config.policy!r}", preprocessing)
-            policy = make_policy(config, preprocessing)
+            policy = (wide_policy if wide else make_policy)(config, preprocessing)
             self._steps.append(policy)
             self._generators |= {"torch"} if config.policy == "trivial" else {"numpy"}
             if isinstance(policy, UniformRandAugment):
                 self._generators.clear()
         if config.color_jitter and (not config.policy or "3a" in config.policy):
-            needs_pillow("augment.color_jitter", preprocessing)
-            self._steps.append(partial(on_pillow, v2.ColorJitter(*[config.color_jitter] * 3)))
-            self._generators.add("torch")
+            if wide:
+                self._steps.append(wide_jitter(config.color_jitter, preprocessing))
+            else:
+                self._steps.append(partial(on_pillow, v2.ColorJitter(*[config.color_jitter] * 3)))
+                self._generators.add("torch")
 
     def picture(self, file: Picture, seed: int) -> Tensor:
         """(C, h, w) as `Preprocessing.picture` gives it: a function of file and seed alone; may raise BadPicture."""

@@ -1,7 +1,7 @@
 """Augmentation policies of a picture by timm's strings, and torchvision's TrivialAugment.
 
-They are for 8 bits and 1 or 3 channels. `ops` has faster forms of some of timm's operations, `device_policy` does whole
-batches on the device.
+They are for 8 bits and 1 or 3 channels; `wide` has them for others. `ops` has faster forms of some of timm's
+operations, `device_policy` does whole batches on the device.
 """
 
 import random
@@ -82,12 +82,6 @@ class UniformRandAugment:
         for op in random.choices(self.ops, k=self.layers):
             canvas = op(canvas)
         return canvas
-
-
-def needs_pillow(setting: str, preprocessing: Preprocessing) -> None:
-    if preprocessing.depth != 8 or preprocessing.channels not in (1, 3):
-        found = f"{preprocessing.depth} bits and {preprocessing.channels} channels"
-        raise WeftError(f"{setting} needs pictures of 8 bits and 1 or 3 channels; these have {found}. Leave it empty.")
 
 
 def on_pillow(function: Callable[..., Canvas], canvas: Canvas, *args: Any, **kwargs: Any) -> Canvas:
