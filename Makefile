@@ -8,7 +8,7 @@ JOBS ?= auto
 # Neighbours stay in one process, where they share their fixtures.
 SHARED := -n $(JOBS) --dist worksteal
 
-.PHONY: help demo demo-segment demo-detect test test-all lint timm-tests catalog dist docs gallery bench bench-loader pictures-given bench-gpu clean
+.PHONY: help demo demo-segment demo-detect serve fuzz bench-serve test test-all lint timm-tests catalog dist docs gallery bench bench-loader pictures-given bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -22,6 +22,12 @@ demo-segment: $(INSTALLED) ## tell cell nuclei from their background (about four
 
 demo-detect: $(INSTALLED) ## find and outline each cell nucleus (about five minutes on two cores)
 	$(BIN)/weft demo detect
+
+serve: $(INSTALLED) ## a page and an HTTP interface at http://127.0.0.1:8000, with a small model that comes with Weft
+	$(BIN)/weft serve demo
+
+fuzz: $(INSTALLED) ## 10,000 mutated pictures and requests against the server: no crash, no leak, no 500 (some minutes)
+	$(BIN)/python -m tests.helpers.fuzz 10000
 
 test: lint timm-tests ## lint, types and tests (about ten minutes on two cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
@@ -57,6 +63,9 @@ gallery: $(INSTALLED) ## docs/gallery.md from trained runs: make gallery RUNS="r
 
 bench: $(INSTALLED) ## CPU speed of cvt_13 next to transformers and DeiT-S
 	$(BIN)/python benchmarks/cpu_inference.py --out benchmarks/results
+
+bench-serve: $(INSTALLED) ## the server under load and at overload, next to LitServe: needs pip install litserve, and wrk
+	$(BIN)/python benchmarks/serve.py --soak 180 --out benchmarks/results
 
 bench-loader: pictures-given $(INSTALLED) ## reading pictures next to timm: make bench-loader PICTURES=folder (class folders of JPEGs)
 	$(BIN)/python benchmarks/loader.py "$(PICTURES)" --out benchmarks/results

@@ -1,32 +1,30 @@
 """A Weft model as the encoder of segmentation_models_pytorch: UPerNet learns to find cell nuclei in embedded pictures.
 
-    python examples/segmentation_smp.py [--encoder tu-cetnet_nano] [--epochs 12]
+    python examples/segmentation_smp.py [--encoder cetnet_nano] [--epochs 12]
 
-"tu-" is SMP's sign for a model of timm, and importing weft makes ours known there. Half a minute on two CPU cores.
+`weft.smp` makes any model of Weft or timm known there, at the strides that decoders want. Half a minute on two cores.
 """
 
 import argparse
-import math
 
 import numpy as np
 import segmentation_models_pytorch as smp
-import timm
 import torch
 
-import weft  # noqa: F401  registers the models
+import weft
 from weft.data.demo import nuclei
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", default="tu-cetnet_nano")
+    parser.add_argument("--encoder", default="cetnet_nano")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--size", type=int, default=128, help="side of the pictures, a multiple of 32")
     args = parser.parse_args()
     torch.manual_seed(0)
 
     pictures, masks = load(args.size)
-    model = build(args.encoder)
+    model = smp.UPerNet(weft.smp(args.encoder), encoder_weights=None, decoder_channels=64, classes=1)
     loss_of = smp.losses.DiceLoss("binary")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     model.train()
@@ -45,18 +43,6 @@ def main() -> None:
         found = torch.cat([model(x) > 0 for x in pictures.split(4)])
     overlap = (found & masks.bool()).sum() / (found | masks.bool()).sum()
     print(f"intersection over union on the training pictures: {overlap.item():.1%}")
-
-
-def build(encoder: str) -> torch.nn.Module:
-    """UPerNet on any encoder whose levels halve the map: strides 2, 4, 8, 16 as here, or 4, 8, 16 of cvt_13."""
-    levels = timm.create_model(encoder.removeprefix("tu-"), features_only=True, device="meta").feature_info
-    return smp.UPerNet(
-        encoder_name=encoder,
-        encoder_weights=None,
-        encoder_depth=int(math.log2(levels.reduction()[-1])),  # how often the encoder halves the picture
-        decoder_channels=64,
-        classes=1,
-    )
 
 
 def load(size: int) -> tuple[torch.Tensor, torch.Tensor]:

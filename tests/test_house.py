@@ -1,9 +1,11 @@
 """House rules that can be read off the syntax trees; CONTRIBUTING says them in words. `test_layers.py` has one more."""
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,15 @@ def print_past_the_door(file: str, text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ast.unparse(node)
 
 
+def command_without_quotes(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """Commands that messages recommend are put together by `shell`, for paths with blanks in them."""
+    for node in ast.walk(ast.parse(text)):
+        for part, value in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
+            begun = isinstance(part, ast.Constant) and re.search(r"\bweft [a-z]+ ([\w.-]+ )*$", part.value)
+            if begun and isinstance(value, ast.FormattedValue):
+                yield node.lineno, begun[0]
+
+
 def _parts(side: ast.expr) -> list[ast.expr]:
     return side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
 
@@ -104,6 +115,7 @@ RULES: dict[str, Rule] = {
     "docstring": docstring_that_asks,
     "task": comparison_with_a_task,
     "print": print_past_the_door,
+    "command": command_without_quotes,
 }
 
 
@@ -160,6 +172,8 @@ def function(lines: int, before: str = "", docstring: str = "") -> str:
         ("task", "weft/a.py", "match task:\n    case 'x' | 'segment':\n        pass", 2),
         ("task", "weft/a.py", "a = task.startswith('detect')", 1),
         ("print", "weft/cli/a.py", "\nprint(name)", 2),
+        ("command", "weft/a.py", "a = f'go on with: weft train --resume {folder}'", 1),
+        ("command", "weft/a.py", "a = f'{a}: `weft eval {folder}`'", 1),
     ],
 )
 def test_rule_finds_what_breaks_it(name, file, text, line):
@@ -181,6 +195,7 @@ def test_rule_finds_what_breaks_it(name, file, text, line):
         ("task", "weft/a.py", "a = {'segment': 1}[task]; b = name == 'auto'; c('detect'); d = 'detect'"),
         ("task", "weft/data/demo.py", "a = name == 'detect'"),
         ("print", "weft/cli/a.py", "say(name); console.print(text)"),
+        ("command", "weft/a.py", "a = f'{shell(folder)} weft train DATA: {folder}, with weft {version}'"),
     ],
 )
 def test_rule_leaves_the_rest_alone(name, file, text):

@@ -47,7 +47,11 @@ LAYERS: tuple[dict[str, str], ...] = (
         "engine": "the training loop, optimisers, exact resume",
     },
     {"run": "one training from data to report; folders that predict"},
-    {"study": "many short trainings that are compared; speed"},
+    {
+        "study": "many short trainings that are compared; speed",
+        "serve": "models on an address, with limits, and the page to try them",
+        "export": "files that leave the training machine, each compared with its run",
+    },
     {"cli": "the command line"},
     {
         FACADE: "`import weft`: the names for users",

@@ -14,6 +14,7 @@ from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from weft.errors import WeftError
+    from weft.export.export import export
     from weft.fast.fuse import fuse
     from weft.fast.replay import replay
     from weft.fast.swap import fast, plain
@@ -31,6 +32,7 @@ __all__ = [
     "WeftError",
     "convert",
     "create_model",
+    "export",
     "fast",
     "fuse",
     "list_models",
@@ -61,7 +63,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("models", "fast"):  # packages; the second is also the function of its name
+    if name in ("models", "fast", "export"):  # packages; the last two are also the functions of their names
         return importlib.import_module(f"weft.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")

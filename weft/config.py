@@ -57,7 +57,8 @@ class DataConfig:
     )
     val_fraction: float | None = key(
         None,
-        "part of the training pictures held out; none: 0.2 where there is no validation split, nothing if published",
+        "part of the training pictures held out; none: 0.2, at most 5,000 pictures; nothing where there is a validation"
+        " split or a published protocol",
         above=0,
         below=1,
     )

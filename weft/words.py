@@ -1,5 +1,6 @@
-"""Names and counts as messages write them: `1 picture`, `a, b and c`, never a character that moves the cursor."""
+"""Names, counts and commands as messages write them: `1 picture`, `a, b and c`, `weft eval 'my run'`."""
 
+import shlex
 from collections.abc import Sequence
 
 
@@ -17,6 +18,11 @@ def some(names: Sequence[str], most: int = 5) -> str:
     """`'a', 'b' and 7 more`."""
     shown = ", ".join(map(repr, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def shell(*words: object) -> str:
+    """Words of a command as a shell takes them: `weft train --resume 'my run'`."""
+    return shlex.join(map(str, words))
 
 
 def clean(text: str) -> str:

@@ -126,10 +126,10 @@ def test_all_that_is_written_is_recognised_and_nothing_else(tmp_path):
     labels, masks, objects = LabelWriter(2), MaskWriter(["a", "b"], None, found, None, 2, [0, 1], False), None  # type: ignore[arg-type]
     labels.add(0, Prediction("x", ["a", "b"], [0.9, 0.1]))
     masks.add(0, MaskPrediction("x", np.zeros((8, 8), np.uint8)))
-    objects = ObjectWriter(["a"], None, found, None, 0.5)  # type: ignore[arg-type]
+    objects = ObjectWriter(["a"], None, found, None, score=0.5, most=100)  # type: ignore[arg-type]
     box = np.array([[0, 0, 4, 4]], np.float32)
     objects.add(0, ObjectPrediction("x", box, np.zeros(1, np.int64), np.ones(1, np.float32), size=(8, 8)))
-    nothing = ObjectWriter(["a"], None, found, None, 0.5)  # type: ignore[arg-type]
+    nothing = ObjectWriter(["a"], None, found, None, score=0.5, most=100)  # type: ignore[arg-type]
     nothing.add(0, ObjectPrediction("x", size=(8, 8)))
     texts = [writer.close() for writer in (labels, masks, objects, nothing)]
     written = {(outputs.TABLE, text.csv) for text in texts} | {(outputs.PREDICTIONS, text.json) for text in texts}

@@ -37,7 +37,7 @@ def test_nuclei(split, n):
         assert picture[mask > 0].mean() > 2 * picture[mask == 0].mean()  # and they lie where it is bright
 
 
-@pytest.mark.parametrize("encoder", ["tu-cetnet_nano", pytest.param("tu-cvt_nano", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoder", ["cetnet_nano", pytest.param("ceit_nano", marks=pytest.mark.slow)])
 def test_segmentation_learns(encoder):
     printed = run("segmentation_smp.py", "--encoder", encoder, "--epochs", "5", "--size", "64")
     first, *_, last = losses(printed)

@@ -97,7 +97,11 @@ O6  Data that were moved are found again; classes that are called otherwise are 
     test_moved.test_a_moved_copy_is_evaluated_by_the_runs_own_split test_moved.test_a_run_goes_on_where_its_data_are_now
     test_moved.test_classes_that_match_are_measured_and_the_others_named
 O7  Exit codes are those that shells expect.
-    test_hostile.test_exit_code_after_a_signal test_predict.test_predict_fails_where_everything_does
+    test_hostile.test_exit_code_after_a_signal test_hostile.test_exit_code_of_whatever_was_interrupted
+    test_hostile.test_pipes_devices_and_sockets_are_not_waited_for test_ablate.test_failed_cells_are_said
+    test_search.test_networks_that_fail_are_said test_predict.test_predict_fails_where_everything_does
+O8  Commands that are recommended can be pasted, whatever the paths in them.
+    test_hostile.test_the_command_that_is_recommended_works test_house.test_rule_is_kept
 """
 
 import ast
@@ -108,6 +112,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -434,9 +439,14 @@ def test_a_folder_where_a_run_failed_early_is_free(command, pictures, run, tmp_p
     """The next try may have the same --out; a folder with anything else in it is refused."""
     out = tmp_path / "out"
     refused(command("train", pictures, *options(init="nowhere"), "--out", out), "nowhere does not exist")
+    assert not out.exists()
+    (out / "state").mkdir(parents=True)  # as a kill leaves it
+    (out / "state" / "lock").write_text("")
     (out / "notes.txt").write_text("mine")
     refused(command("train", pictures, *options(epochs=1), "--out", out), "not an empty folder")
     (out / "notes.txt").unlink()
+    refused(command("train", pictures, *options(init="nowhere"), "--out", out), "nowhere does not exist")
+    assert list(out.iterdir()) == []  # a folder that was there stays
     assert command("train", pictures, *options(epochs=1), "--out", out)[0] == 0
     refused(command("train", pictures, *options(epochs=1), "--out", out), "--resume")
 
@@ -609,7 +619,7 @@ def test_bad_pictures_are_left_out_and_listed(odd):
 def test_predictions_of_odd_pictures(odd, command):
     data, run, good, bad, _ = odd
     code, out, err = command("predict", run, data, "--json", "-", "--top", "1", "--device", "cpu")
-    assert code == 0, err
+    assert code == 1, err
     found = json.loads(out)
     assert {shown(f"{data}/{name}") for name in good} <= {each["name"] for each in found if not each["error"]}
     assert {f"{data}/{name}" for name in bad} == {each["name"] for each in found if each["error"]} - {
@@ -900,9 +910,7 @@ def test_answers_that_are_no_numbers_are_said_and_json_stays_json(command, pictu
 # Exit codes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_exit_code_after_a_signal(command, monkeypatch, pictures, tmp_path, number, expected):
-    """As shells expect of Ctrl-C; a scheduler asked for it, and gets what it asked for."""
+def signal_at_the_first_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     original = Trainer.update
 
     def interrupted(self):
@@ -911,9 +919,59 @@ def test_exit_code_after_a_signal(command, monkeypatch, pictures, tmp_path, numb
         return original(self)
 
     monkeypatch.setattr(Trainer, "update", interrupted)
-    code, out, err = command("train", pictures, *options(epochs=1), "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("what", ["train", "search"])
+def test_exit_code_after_a_signal(command, monkeypatch, pictures, tmp_path, what, number, expected):
+    """As shells expect of Ctrl-C; a scheduler asked for it, and gets what it asked for."""
+    signal_at_the_first_step(monkeypatch, number)
+    more = [] if what == "train" else ["--trials", 2, "--keep", 1]
+    code, out, err = command(
+        what, pictures, *options(epochs=1, minutes=None, batch=None, run__batch=8), *more, "--out", tmp_path / "out"
+    )
     assert code == expected, err
-    assert "weft train --resume" in out
+    assert ("weft train --resume" if what == "train" else "the same command") in out
+
+
+def test_the_command_that_is_recommended_works(command, monkeypatch, pictures, tmp_path):
+    """Wherever the run lies: the words that a shell would make of that line go on with it."""
+    run = tmp_path / "it's my $HOME; run"
+    with monkeypatch.context() as patch:
+        signal_at_the_first_step(patch, signal.SIGINT)
+        _, out, _ = command("train", pictures, *options(epochs=1), "--out", run)
+    refused(command("train", pictures, *options(), "--out", run), f"weft train --resume {shlex.quote(str(run))};")
+    (line,) = (line for line in out.splitlines() if "go on with: " in line)
+    code, out, err = command(*shlex.split(line.partition("go on with: ")[2])[1:])
+    assert code == 0, err
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        ("weft.data.check.check.check", ["check", "DATA"]),
+        ("weft.run.evaluate.evaluate", ["eval", "RUN"]),
+        ("weft.run.predictor.Predictor.stream", ["predict", "RUN", "DATA"]),
+        ("weft.explain.compare.explain_subjects", ["explain", "RUN", "DATA", "--out", "OUT"]),
+        ("weft.study.speed.measure.measure", ["bench", "cvt_nano", "--device", "cpu"]),
+        (
+            "weft.study.efficiency.compare.run_cells",
+            ["bench", "cvt_nano", "ceit_nano", "--compare", "DATA", "--out", "OUT"],
+        ),
+        ("weft.study.ablate.run.run_cells", ["ablate", "cvt-position", "DATA", "--epochs", "1", "--out", "OUT"]),
+        ("weft.run.start.open_data", ["train", "DATA", "--out", "OUT"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_exit_code_of_whatever_was_interrupted(command, monkeypatch, run, pictures, tmp_path, function, args):
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(function, interrupted)
+    places = {"DATA": pictures, "RUN": run, "OUT": tmp_path / "out"}
+    code, _, err = command(*(places.get(arg, arg) for arg in args))
+    assert (code, err.splitlines()[-1]) == (130, "weft: interrupted; everything saved so far is intact.")
 
 
 # Files that are none -------------------------------------------------------------------------------------------------
@@ -948,7 +1006,7 @@ def test_pipes_devices_and_sockets_are_not_waited_for(command, run, tmp_path, ki
     if kind == "folder":
         assert any("Left out pipes, sockets and devices" in note for note in json.loads(out)["notes"])
         code, out, err = command("predict", run, data, data / "pipe.png", "/dev/zero", "--json", "-", "--device", "cpu")
-        assert code == 0, err
+        assert code == 1, err
         odd = {Path(row["name"]).name: row["error"] for row in json.loads(out) if row["error"]}
         assert odd.keys() == {"pipe.png", "zero.png", "socket.png", "zero"}
         assert all("not a file" in why for why in odd.values())
@@ -1062,7 +1120,7 @@ def test_escape_sequences_never_reach_the_terminal(command, nasty, tmp_path, arg
 
 LINES = [
     *(f"{letter}{n}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for n in range(1, most + 1)),
-    *(f"O{n}" for n in range(1, 8)),
+    *(f"O{n}" for n in range(1, 9)),
 ]
 
 

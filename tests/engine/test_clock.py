@@ -1,5 +1,6 @@
 """Minutes: a run's length is planned again on its way, and of averaged and raw weights the better ones are kept."""
 
+import re
 import time
 from types import SimpleNamespace
 
@@ -109,8 +110,11 @@ def pictures(tmp_path_factory):
     return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
 
 
-def test_a_run_whose_length_changes_goes_on(pictures, tmp_path, monkeypatch):
-    """At the first mark the clock makes the run shorter, at the second longer: all steps are done, each once."""
+def test_a_run_whose_length_changes_goes_on(pictures, tmp_path, monkeypatch, capsys):
+    """At the first mark the clock makes the run shorter, at the second longer: all steps are done, each once.
+
+    Of 8 epochs there are 4 then, and 7 in the end; each line tells of those that are planned.
+    """
     lengths = iter([12, 21])
 
     def plan_again(self):
@@ -120,7 +124,10 @@ def test_a_run_whose_length_changes_goes_on(pictures, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Clock, "plan_again", plan_again)
     monkeypatch.setattr("weft.run.session.fit_into_time", lambda trainer: None)
-    run = tiny_run(pictures, tmp_path / "run", epochs=8, minutes=9).folder
+    run = tiny_run(pictures, tmp_path / "run", epochs=8, minutes=9, quiet=False).folder
+    told = re.findall(r"epoch (\d+)/(\d+)", capsys.readouterr().out)
+    assert [last for _, last in told] == sorted((last for _, last in told), key="847".index)
+    assert told[-1] == ("7", "7")
     steps = [row["step"] for row in read_rows(run / "metrics.jsonl") if row["kind"] == "step"]
     assert steps == list(range(1, 22))
     assert read_header(run)["progress"].step == 21

@@ -175,9 +175,10 @@ def test_multi_label_table(pictures, tmp_path):
     assert weft.load(result.folder).multilabel
 
 
-@pytest.mark.parametrize("depth", [8, 16])
-def test_other_channels_and_depths_train(tmp_path, depth):
-    """Five channels as arrays; and 16-bit grey, whose mean is measured on the data."""
+@pytest.mark.parametrize("recipe", ["quick", "small-data"])  # the second has a policy
+@pytest.mark.parametrize("depth", [8, 16, 32])
+def test_other_channels_and_depths_train(tmp_path, depth, recipe):
+    """Five channels as arrays; 16-bit grey, whose mean is measured on the data; a single TIFF of floats among these."""
     rng = np.random.default_rng(0)
     for label in range(2):
         (tmp_path / "data" / str(label)).mkdir(parents=True)
@@ -188,9 +189,11 @@ def test_other_channels_and_depths_train(tmp_path, depth):
             else:
                 array = rng.integers(0, 20_000, (16, 16)).astype(np.uint16) + np.uint16(30_000 * label)
                 Image.fromarray(array).save(tmp_path / "data" / str(label) / f"{i}.png")
-    folder = tiny_run(tmp_path / "data", tmp_path / "run", epochs=1).folder
+    if depth == 32:
+        Image.fromarray(rng.random((16, 16), np.float32)).save(tmp_path / "data" / "0" / "float.tif")
+    folder = tiny_run(tmp_path / "data", tmp_path / "run", epochs=1, recipe=recipe).folder
     preprocessing = weft.load(folder).preprocessing
-    assert (preprocessing.channels, preprocessing.depth) == ((5, 8) if depth == 8 else (1, 16))
+    assert (preprocessing.channels, preprocessing.depth) == (5 if depth == 8 else 1, depth)
     assert all(0.1 < mean < 0.7 for mean in preprocessing.mean)
 
 
@@ -273,6 +276,7 @@ def test_screen_shows_a_bar_on_a_terminal(monkeypatch):
     screen.start(total_epochs=3)
     news = {"loss": 1.5, "accuracy": 0.25, "pictures_per_second": 1234.0}
     screen.step(2, 5, 10, news, left=61)
+    screen.step(2, 6, 10, {**news, "pictures_per_second": 0.0}, left=0)  # which nobody has measured yet
     shown = screen.bar.tasks[0]
     assert (shown.completed, shown.total) == (5, 10)
     assert "25.0%" in shown.fields["news"]

@@ -384,7 +384,7 @@ def test_references_keep_what_operators_promise(name: str, monkeypatch: pytest.M
 
 def test_no_other_operators_are_registered() -> None:
     found = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "weft::" in name}
-    assert found == operators().keys()
+    assert found - {"suppress"} == operators().keys()  # which stands in exported graphs: weft/export/suppress.py
 
 
 def test_under_a_compiler_kernels_are_asked_for_and_in_an_exported_program_not(monkeypatch: pytest.MonkeyPatch) -> None:

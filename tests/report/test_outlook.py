@@ -12,18 +12,19 @@ from weft.report.run import History
 from weft.tasks.classify.evaluate import ClassifyEvaluation
 
 
-def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = "", scores=()):
+def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = "", scores=(), **row):
     """A run on 1,000 pictures that got so many of each class right."""
     labels = np.repeat(np.arange(3), [round(1000 * share) for share in shares])
     said = np.where(np.arange(1000) % 100 < 100 * right, labels, (labels + 1) % 3)
     evaluation = ClassifyEvaluation([""] * 1000, ["a", "b", "c"], False, np.eye(3, dtype=np.float32)[said], labels)
-    rows = [{"epoch": i, "val_top1": score} for i, score in enumerate(scores)]
+    rows = [{"epoch": i, "val_top1": score, **row} for i, score in enumerate(scores)]
     step = {"kind": "step", "step": int(seen // 32), "epoch": epochs}
     return SimpleNamespace(
         metrics=evaluation.metrics(),
         history=History([step], rows, []),
         config=override(Config(), {"run.batch": 32, "model.init": init}),
         preprocessing=SimpleNamespace(size=(32, 32)),
+        split=SimpleNamespace(val=labels),
     )
 
 
@@ -34,10 +35,22 @@ def test_the_commonest_class_and_guessing_stand_beside_the_result():
 
 
 @pytest.mark.parametrize(
-    ("right", "epochs", "words"), [(0.5, 50, "hardly better"), (0.9, 2, "hardly trained: 2 epochs")]
+    ("right", "epochs", "words"),
+    [
+        (0.5, 50, "hardly better"),
+        (0.9, 2, "hardly trained: 2 epochs."),
+        (0.9, 1, "hardly trained: 1 epoch."),
+        (0.9, 0.015, "hardly trained: 40 steps."),
+    ],
 )
 def test_too_little_training_is_told(right, epochs, words):
-    assert any(words in line for line in outlook(finished(right, epochs)))
+    assert any(words in line for line in outlook(finished(right, epochs, seen=40 * 32)))
+
+
+def test_a_curve_of_fewer_pictures_is_told():
+    words = "On the way 16 of 1000 pictures validated"
+    assert any(words in line for line in outlook(finished(0.7, 50, scores=(0.5, 0.6), validated=16)))
+    assert not any(words in line for line in outlook(finished(0.7, 50, scores=(0.5, 0.6))))
 
 
 @pytest.mark.parametrize(("scores", "rising"), [((0.1, 0.4, 0.7), True), ((0.1, 0.68, 0.7), False), ((0.7,), False)])

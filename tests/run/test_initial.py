@@ -1,5 +1,8 @@
 """Weights to start from, by a word: `host` and `pretrained`, from files and from the cache."""
 
+import http.server
+import threading
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -8,7 +11,7 @@ import safetensors.torch
 import timm
 import torch
 
-from tests.helpers.small_runs import make_pictures, tiny_run
+from tests.helpers.small_runs import command, make_pictures, refused, tiny_run
 from weft import WeftError
 from weft.config import Config, override
 from weft.engine.log import read_rows
@@ -127,3 +130,35 @@ def test_embedded_data_beside_a_folder_of_their_name(monkeypatch, tmp_path):
     assert absolute("demo:nuclei") == "demo:nuclei"
     assert absolute("nuclei") == str(tmp_path / "nuclei")
     assert absolute("host:nuclei") == f"host:{tmp_path / 'nuclei'}"
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    """A hub that takes a minute to answer."""
+
+    def do_HEAD(self):
+        time.sleep(60)
+
+
+@pytest.fixture
+def silent_hub():
+    """The address of a server that never answers."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("place", ["closed", "silent"])
+def test_without_a_network_one_line_comes_soon_and_no_folder_stays(monkeypatch, silent_hub, tmp_path, place):
+    """No retries, whether the hub refuses or says nothing."""
+    monkeypatch.setattr("weft.run.initial.try_to_load_from_cache", _looking_in(tmp_path / "cache"))
+    address = silent_hub if place == "silent" else "http://127.0.0.1:9"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr("weft.run.initial.ANSWER_SECONDS", 0.5)
+    out, began = tmp_path / "run", time.monotonic()
+    data = make_pictures(tmp_path / "pictures")
+    answer = command("train", data, "--init", "pretrained", "--epochs", 1, "--device", "cpu", "--out", out)
+    refused(answer, "No pretrained weights of cvt_13", "127.0.0.1 does not answer", "name a file or a folder")
+    assert time.monotonic() - began < 20
+    assert not out.exists()

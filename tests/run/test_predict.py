@@ -215,7 +215,7 @@ def test_predict_writes_a_table_csv_and_json(run, command, pictures, tmp_path):
     code, out, err = command(
         "predict", run, pictures, "--top", 2, "--csv", tmp_path / "p.csv", "--json", tmp_path / "p"
     )
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")  # one is unreadable
     assert out.endswith("5 pictures, 1 unreadable.\n")
     _, table, _ = command("predict", run, pictures)
     assert len(table.splitlines()) == 5

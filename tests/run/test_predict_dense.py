@@ -246,7 +246,7 @@ def test_pictures_too_large_for_the_device_stop_nobody(segmenter, pictures):
 def test_predict_writes_masks_and_overlays(segmenter, pictures, tmp_path, command):
     out = tmp_path / "out"
     code, text, err = command("predict", segmenter, pictures, "--out", out)
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")  # one is unreadable
     assert text.splitlines()[-1] == f"Wrote {out}: 5 pictures, 1 unreadable."
     assert f"{pictures}/torn.png  cannot be read: not a picture" in text
     files = [f"{i}.{ending}" for i in range(4) for ending in ("overlay.jpg", "png")]
@@ -314,7 +314,7 @@ def test_objects_are_those_that_are_evaluated(detector, pictures):
 def test_predict_writes_objects(detector, pictures, tmp_path, command):
     out = tmp_path / "out"
     code, text, _ = command("predict", detector, pictures, "--out", out, "--score", 0.0, "--csv", tmp_path / "o.csv")
-    assert (code, text) == (0, f"Wrote {tmp_path / 'o.csv'} and {out}: 5 pictures, 1 unreadable.\n")
+    assert (code, text) == (1, f"Wrote {tmp_path / 'o.csv'} and {out}: 5 pictures, 1 unreadable.\n")
     assert sorted(p.name for p in out.iterdir()) == [*(f"{i}.overlay.jpg" for i in range(4)), "predictions.json"]
     rows = json.loads((out / "predictions.json").read_text())
     table = list(csv.DictReader(io.StringIO((tmp_path / "o.csv").read_text())))
@@ -327,12 +327,30 @@ def test_predict_writes_objects(detector, pictures, tmp_path, command):
         *((f"{i}.png", "", False) for i in range(4)),
         ("torn.png", "", True),
     ]
+    assert not any(row["score"] for row in empty)
     _, text, _ = command("predict", detector, pictures / "0.png", "--score", 1.0)
     assert text.splitlines()[0] == f"{pictures / '0.png'}  nothing"
     assert command("predict", detector, pictures, "--score", 2)[::2] == (
         2,
         "weft: --score 2 is no probability; choose a number from 0 to 1.\n",
     )
+
+
+def test_one_score_holds_for_all_that_is_written(detector, pictures, tmp_path, command):
+    """Also for predictions.json; a line says how many objects reach it, and where they are as many as may be."""
+    found = weft.load(detector).predict(sorted(pictures.glob("?.png")), score=0.0)
+    middle = float(np.median(np.concatenate([p.scores for p in found])))
+    expected = [round(float(score), 5) for p in found for score in p.scores if score >= middle]
+    out, table = tmp_path / "out", tmp_path / "o.csv"
+    _, _, err = command("predict", detector, pictures, "--out", out, "--csv", table, "--score", middle)
+    written = [row["score"] for row in json.loads((out / "predictions.json").read_text())]
+    assert written == pytest.approx(expected, abs=1e-5)
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [float(row["score"]) for row in rows if row["class"]] == written
+    assert err == f"{len(written)} objects with a score of at least {middle:g} (--score).\n"
+    few = min(len(p.scores) for p in found)
+    _, _, err = command("predict", detector, pictures, "--score", 0, "--test.detections", few)
+    assert f"4 of 4 pictures have {few}, as many as may be (test.detections): the model is hardly trained" in err
 
 
 # Evaluation -------------------------------------------------------------------------------------------------------

@@ -315,6 +315,19 @@ def test_from_pictures_to_page_with_a_supernet(tmp_path, monkeypatch):
     assert (tmp_path / "out/search.html").exists()
 
 
+def test_networks_that_fail_are_said(tmp_path, monkeypatch):
+    def all_but_one(study, cells, **how):
+        first, *others = trained_at_once(study, cells, **how)
+        return [Result(first.cell, error="does not run"), *others]
+
+    monkeypatch.setattr(Search, "train_supernet", lambda self: None)
+    monkeypatch.setattr(Search, "subnet_score", lambda self, point: self.take_score({"top1": score(self, point)}))
+    monkeypatch.setattr(searching, "run_cells", all_but_one)
+    code, out, err = small_search(tmp_path, 3)
+    assert (code, err) == (1, "weft: 1 network could not be trained; the same command tries again.\n")
+    assert "Wrote " in out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["--inherit"], ["--no-supernet"]])
 def test_with_real_trainings(tmp_path, how):

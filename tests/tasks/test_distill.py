@@ -110,6 +110,7 @@ def test_teachers_of_several_labels_are_refused(teacher, tmp_path):
 
 def test_timm_teachers_come_with_their_own_weights(monkeypatch):
     """`pretrained=True` reads a cache or the network; here it is a model of known weights, or fails."""
+    monkeypatch.setattr("weft.run.initial.check_reachable", lambda name: None)
     create, known = timm.create_model, timm.create_model("resnet10t", num_classes=3)
 
     def from_cache(name, pretrained=False, **kwargs):

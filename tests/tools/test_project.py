@@ -2,9 +2,12 @@
 
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from typing import Any
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -37,6 +40,24 @@ def test_hooks_use_the_ruff_that_is_pinned():
     ]
     assert hooks["rev"].removeprefix("v") in pinned.specifier
     assert [hook["id"] for hook in hooks["hooks"]] == ["ruff-check", "ruff-format"]
+
+
+def test_container_is_as_the_project_is():
+    """A Python that is promised, the serving extra, no root, all files that the package is built from."""
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=(.*)$", text, re.MULTILINE)[1] in " ".join(project()["project"]["classifiers"])
+    assert '".[serve]"' in text
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001"]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--)(.*) \./", text, re.MULTILINE)
+    assert {name for line in copied for name in line.split()} == allowed
+    assert all((ROOT / name).exists() for name in allowed)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_container_passes_hadolint():
+    told = subprocess.run(["hadolint", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (0, "")
 
 
 def test_targets_exist():

@@ -43,19 +43,20 @@ class Measured:
         return replace(self, size=size, speed={device: times * speed for device, speed in self.speed.items()})
 
     def reached(self, seen: float) -> float:
-        """The accuracy after so many pictures: straight lines over their logarithm, half as steep beyond the last.
+        """The accuracy after so many pictures: straight lines over their logarithm.
 
-        At most half of the last point's errors go away there.
+        Beyond the last point errors go on to fall as a power of the pictures, half as steeply as before it and to half
+        of what they were there at most.
         """
         points = [(math.log(pictures), accuracy) for pictures, accuracy in self.curve]
         x, last = math.log(max(seen, 1.0)), points[-1]
         if len(points) == 1:
             return last[1]
         (x0, y0), (x1, y1) = next(((a, b) for a, b in pairwise(points) if x <= b[0]), (points[-2], last))
-        slope = (y1 - y0) / (x1 - x0)
         if x <= last[0]:
-            return max(0.0, y0 + slope * (x - x0))
-        return min(y1 + slope / 2 * (x - x1), (1 + y1) / 2)
+            return max(0.0, y0 + (y1 - y0) / (x1 - x0) * (x - x0))
+        power = max(0.0, math.log((1 - y0) / (1 - y1))) / (x1 - x0) / 2
+        return 1 - (1 - y1) * max(0.5, math.exp(-power * (x - x1)))
 
 
 @cache

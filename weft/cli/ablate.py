@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from weft.cli.options import Flag, Keys, Quiet, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.options import Flag, Keys, Quiet, check_length, complain, print_columns, say, settings_of, study_folder
 from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive, check_ratio
-from weft.words import clean
+from weft.words import clean, shell
 
 if TYPE_CHECKING:
     from weft.study.ablate.summary import Study
@@ -135,7 +135,7 @@ def _check_published(as_published: bool, plan: bool, **others: Any) -> None:
 
 
 def _print_study(study: "Study", folder: Path, quiet: bool) -> None:
-    """Prints the table; raises where cells failed."""
+    """Prints the table; exit code 1 where cells failed."""
     from weft.study.ablate.report import left_out, short_header, short_row
 
     print_columns([short_header(study), *(short_row(line) for line in study.lines)], right=[1, 2, 3, 4])
@@ -145,10 +145,11 @@ def _print_study(study: "Study", folder: Path, quiet: bool) -> None:
             say(*left_out(study).strip().splitlines())
     failed = study.cells - study.done - study.left_out
     if failed:
-        raise WeftError(
-            f"{failed} of {study.cells} cells failed; {folder / 'table.md'} says why. "
-            "The same command tries them again."
+        complain(
+            f"weft: {failed} of {study.cells} cells failed; {folder / 'table.md'} says why."
+            " The same command tries them again."
         )
+        sys.exit(1)
 
 
 def _list_tables() -> list[list[str]]:
@@ -184,9 +185,10 @@ def _show(table: "Table", given: str) -> None:
     print_columns([header, *rows], right=range(1, len(columns) + 3))
     for text in table.differs:
         say(f"- {text}")
-    say("", f"Train it: weft ablate {given} DATA --minutes 30")
+    say("", f"Train it: {shell('weft', 'ablate', given, 'DATA', '--minutes', 30)}")
     if table.data:
-        say(f"As the paper did: weft ablate {given} {table.data[-1]}:ROOT --as-published")
+        words = "weft", "ablate", given, f"{table.data[-1]}:ROOT", "--as-published"
+        say(f"As the paper did: {shell(*words)}")
 
 
 def _network_cells(row: "TableRow") -> list[str]:

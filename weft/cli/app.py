@@ -14,17 +14,40 @@ from weft.cli.ablate import ablate
 from weft.cli.bench import bench
 from weft.cli.check import check
 from weft.cli.explain import explain
+from weft.cli.export import export, push
 from weft.cli.models import convert, models
 from weft.cli.options import complain
 from weft.cli.results import evaluate, predict
 from weft.cli.search import search
+from weft.cli.serve import serve
 from weft.cli.train import demo, keys, recipes, train
 from weft.errors import WeftError
 from weft.version import __version__
 
-app = App(name="weft", help="Convolutions woven into vision transformers.", version=__version__)
+app = App(
+    name="weft",
+    help="Convolutions woven into vision transformers.",
+    version=__version__,
+    suppress_keyboard_interrupt=False,  # `main` says a line
+)
 
-for command in (train, demo, recipes, keys, check, models, convert, predict, explain, bench, search, ablate):
+for command in (
+    train,
+    demo,
+    recipes,
+    keys,
+    check,
+    models,
+    convert,
+    predict,
+    explain,
+    export,
+    push,
+    bench,
+    search,
+    ablate,
+    serve,
+):
     app.command(command)
 app.command(evaluate, name="eval")
 
@@ -45,8 +68,19 @@ def take_keys(arguments: list[str]) -> list[str]:
     return taken
 
 
+def make_threads_sleep() -> None:
+    """On a busy machine, has torch's threads sleep where they wait for each other, as the environment can ask for.
+
+    Spinning, they take the time of the jobs that hold up those they wait for. Torch's OpenMP reads this when it is
+    loaded; where nothing else runs, spinning is the faster way.
+    """
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > max(0.5, (os.cpu_count() or 1) / 4):
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def main() -> None:
-    """Entry point: bad input gets one line and exit code 2."""
+    """Entry point. Exit codes: 0, 1 where a part failed, 2 with one line for bad input, 130 after a Ctrl-C."""
+    make_threads_sleep()
     try:
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `weft models | head` ends quietly

@@ -1,5 +1,6 @@
 """The command that looks into a model: `weft explain`."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -61,3 +62,5 @@ def explain(
     for explanation in explained.explanations:
         say(*explanation.lines())
     say(f"Wrote {page}, figures and explain.json.")
+    if any(explanation.unreadable for explanation in explained.explanations):
+        sys.exit(1)

@@ -1,5 +1,6 @@
 """Shared by the commands: options of one kind, a bar that shows how far they are, printing and writing."""
 
+import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,12 @@ def check_length(epochs: int | None, minutes: float | None) -> None:
 def study_folder(out: str, kind: str, *names: str) -> Path:
     """Where a study lives: at `out`, or in runs/KIND-NAMES."""
     return Path(out or "-".join([f"runs/{kind}", *(Path(name.replace(":", "-")).stem for name in names)]))
+
+
+def end_as_interrupted(interrupted: bool) -> None:
+    """After a Ctrl-C, with the exit code that shells expect. torchrun would take it for a failure, and start again."""
+    if interrupted and "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(130)
 
 
 def say(*lines: str) -> None:

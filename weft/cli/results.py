@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Force, Keys, Names, OutFile, progress_of, say, say_json, settings_of
+from weft.cli.options import Flag, Force, Keys, Names, OutFile, complain, progress_of, say, say_json, settings_of
 from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
 from weft.config import read_yaml
 from weft.errors import WeftError, check_positive, check_writable
@@ -102,7 +102,7 @@ def predict(
     workers: Annotated[int, Parameter(negative="")] = -1,
     keys: Keys = [],  # noqa: B006  cyclopts never changes it
 ) -> None:
-    """Say what is in pictures, and where.
+    """Say what is in pictures, and where. Exit code 1 where some cannot be read.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def predict(
     top
         How many classes to name for each picture.
     score
-        Detection: show objects that the model is at least so sure of; predictions.json has the others, too.
+        Detection: leave out objects that the model is less sure of.
     csv
         Write a table to this file; - for standard output.
     as_json
@@ -156,8 +156,7 @@ def predict(
     options: dict[str, Any] = {"top": top, "batch": batch or 0, "workers": workers}
     errors = []
     with progress_of("pictures looked at", quiet=False) as progress:
-        least = score if out is None else 0.0  # predictions.json has all objects
-        for index, prediction in enumerate(predictor.stream(found, score=least, **options, progress=progress)):
+        for index, prediction in enumerate(predictor.stream(found, score=score, **options, progress=progress)):
             writer.add(index, prediction)
             errors.append(prediction.error)
     texts = writer.close()
@@ -172,7 +171,9 @@ def predict(
             say(f"Wrote {' and '.join(written)}: {len(errors)} pictures, {unread} unreadable.")
         elif texts.hint:
             say(texts.hint)
-    if all(errors):
+    if texts.note:
+        complain(texts.note)
+    if any(errors):
         sys.exit(1)
 
 

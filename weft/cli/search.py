@@ -1,11 +1,23 @@
 """The command that looks for architectures: `weft search`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import Flag, Keys, check_length, print_columns, say, settings_of, study_folder
+from weft.cli.options import (
+    Flag,
+    Keys,
+    check_length,
+    complain,
+    end_as_interrupted,
+    print_columns,
+    say,
+    settings_of,
+    study_folder,
+)
 from weft.cli.outputs import check_outside
 from weft.errors import WeftError, check_positive
+from weft.words import many
 
 if TYPE_CHECKING:
     from weft.study.search.plan import SearchPlan, SearchResult
@@ -123,9 +135,13 @@ def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
         found = Search(folder, plan, device=device, jobs=jobs, say=say).run()
     if found.stopped:
         say("Stopped; run the same command to continue.")
+        end_as_interrupted(found.interrupted)
         return
     _print_networks(found)
     say(f"Wrote {folder / 'search.html'}, with search.json, pareto.png and pareto.svg beside it.")
+    if found.failed:
+        complain(f"weft: {many(len(found.failed), 'network')} could not be trained; the same command tries again.")
+        sys.exit(1)
 
 
 def _print_networks(found: "SearchResult") -> None:

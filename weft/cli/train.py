@@ -1,14 +1,13 @@
 """The commands around training: `weft train`, `weft demo`, and the lists of recipes and settings."""
 
-import os
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import Flag, Keys, Quiet, print_columns, say, settings_of
+from weft.cli.options import Flag, Keys, Quiet, end_as_interrupted, print_columns, say, settings_of
 from weft.engine.start import RunStart
 from weft.errors import WeftError, did_you_mean
+from weft.words import shell
 
 if TYPE_CHECKING:
     from weft.run.result import Run
@@ -118,7 +117,7 @@ def train(
         quiet=quiet,
         **settings,
     )
-    _end_as_interrupted(run)
+    end_as_interrupted(run.interrupted)
 
 
 @dataclass(frozen=True)
@@ -178,19 +177,17 @@ def demo(
     run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
     if not quiet and not run.stopped:
         say(*_next_steps(chosen, run))
-    _end_as_interrupted(run)
-
-
-def _end_as_interrupted(run: "Run") -> None:
-    """After a Ctrl-C, with the exit code that shells expect. torchrun would take it for a failure, and start again."""
-    if run.interrupted and "TORCHELASTIC_RUN_ID" not in os.environ:
-        sys.exit(130)
+    end_as_interrupted(run.interrupted)
 
 
 def _next_steps(demo: Demo, run: "Run") -> list[str]:
     outcome = demo.outcome.format_map(defaultdict(float, run.metrics))
     look = f"Look at {run.folder / 'report.html'}; then try it on your own pictures:"
-    steps = "weft check my_pictures/", "weft train my_pictures/", f"weft predict {run.folder} {demo.predict}"
+    steps = (
+        "weft check my_pictures/",
+        "weft train my_pictures/",
+        f"{shell('weft', 'predict', run.folder)} {demo.predict}",
+    )
     return ["", outcome, look, *(f"  {step}" for step in steps)]
 
 

@@ -168,6 +168,12 @@ class KeptValidation:
     index: Tensor  # (n,) int64
     bad: list[tuple[int, str]]
 
+    def only(self, index: np.ndarray) -> "KeptValidation":
+        """Those of the source's pictures `index` that are here."""
+        chosen = torch.from_numpy(np.isin(self.index.numpy(), index))
+        there = chosen.to(self.pictures.device)
+        return KeptValidation(self.pictures[there], self.labels[there], self.index[chosen], self.bad)
+
     def batches(self, size: int) -> Generator[Batch]:
         """Gives what `eval_batches` gives; files that cannot be read are in the first batch."""
         if not len(self.pictures) and not self.bad:

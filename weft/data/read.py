@@ -56,6 +56,10 @@ class BadPicture(Exception):
     """A file that is not a picture Weft reads; one line says why."""
 
 
+class UnknownFormat(BadPicture):
+    """A file in none of the formats that are read."""
+
+
 @dataclass(frozen=True)
 class Header:
     """Facts that a file states about its picture before a pixel is decoded."""
@@ -194,7 +198,7 @@ def one_line() -> Iterator[None]:
     except MemoryError:
         raise BadPicture("there is not enough memory to decode it") from None
     except Image.UnidentifiedImageError:
-        raise BadPicture(f"not a picture in one of the formats {', '.join(FORMATS)} or NPY") from None
+        raise UnknownFormat(f"not a picture in one of the formats {', '.join(FORMATS)} or NPY") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
         raise BadPicture(" ".join((str(error) or type(error).__name__).split())) from None
     finally:

@@ -23,7 +23,8 @@ from weft.words import many, some
 
 FORMAT = "weft split 1"
 PARTS = ("train", "val", "test", "unused")
-HELD_OUT = 0.2  # of the training pictures, where nobody said how many
+HELD_OUT = 0.2  # of the training pictures, where nobody said how many, ...
+MOST_HELD_OUT = 5_000  # ... but no more than tell 95 % from 96 %: the others are better learnt from
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,13 @@ def _held_out(
     source: Source, train: np.ndarray, order: np.ndarray, config: DataConfig, seed: int, copies: Copies | None
 ) -> Split:
     """A split of the pictures at `train` alone."""
+    if config.val_fraction is None:
+        config = replace(config, val_fraction=min(HELD_OUT, MOST_HELD_OUT / max(1, len(train))))
     labels, order = source.labels[train], order[train]
     units, sides = _units_and_sides(source, train, order, config, seed, copies)
     held = sides == (config.fold if config.folds else 1)
     held = _keep_a_picture_of_each_class(labels, held, order, units)
-    how = f"fold {config.fold} of {config.folds}" if config.folds else f"{_fraction(config):g} held out"
+    how = f"fold {config.fold} of {config.folds}" if config.folds else f"{_fraction(config):.3g} held out"
     grouped = ", groups kept together" if source.groups is not None else ""
     copied = ", copies kept together" if len(units) > units.max(initial=-1) + 1 and not grouped else ""
     return Split(train[~held], train[held], train[:0], f"{how}, stratified{grouped}{copied}, seed {seed}")

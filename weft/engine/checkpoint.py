@@ -7,13 +7,15 @@ from torch import nn
 from weft.engine.state import MEMORY_NOTE, full_tensor, gather_tensors, is_finite, load_state, write_state
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
+from weft.words import shell
 
 
 def save(run: TrainingRun) -> None:
     """Writes the state of this moment to disk before anything else happens."""
     if not is_finite(run.model):
         text = f"After step {run.progress.step} the weights are no longer finite; try a smaller --optim.lr."
-        run.world.fail(WeftError(f"{text} The state before that is intact: weft train --resume {run.folder}"))
+        go_on = shell("weft", "train", "--resume", run.folder)
+        run.world.fail(WeftError(f"{text} The state before that is intact: {go_on}"))
     run.progress.seconds = run.elapsed()
     run.saved_at = time.monotonic()
     run.progress.scaler = run.scaler.state_dict()

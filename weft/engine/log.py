@@ -88,14 +88,14 @@ class Screen:
     def step(self, epoch: int, done: int, steps: int, news: dict[str, float], left: float) -> None:
         """`news`: loss, pictures per second and, where there is one, accuracy of the last steps. `left`: seconds.
 
-        Steps before the start, which only find out how long a step takes, are not shown.
+        Steps before the start, which only find out how long a step takes, are not shown, nor are those without a speed.
         """
-        if not self.total_epochs:
+        speed = news["pictures_per_second"]
+        if not self.total_epochs or not speed:  # a first step has nothing to be timed against
             return
         text = f"loss {news['loss']:.3f}  "
         if "accuracy" in news:
             text += f"accuracy {news['accuracy']:.1%}  "
-        speed = news["pictures_per_second"]
         text += f"{speed:,.0f} pictures/s" if speed >= 10 else f"{speed:.1f} pictures/s"
         text += f"  {format_duration(left)} left"
         if self.bar:

@@ -113,6 +113,7 @@ class Trainer:
                     while self.progress.validated < self.epochs:
                         if not self.train_until(self.end_of_epoch(), batches):
                             self.save()  # the run has another length now, and so other batches
+                            self.run.screen.total_epochs = self.epochs
                             break
                         self.validate()
                 except StepFailed as failure:
@@ -380,6 +381,7 @@ class Trainer:
         row = {"kind": "epoch", "step": self.progress.step, "epoch": epoch, "train_loss": loss}
         row |= {f"val_{key}": value for key, value in result.items()}
         row |= {"lr": self.set_learning_rate(self.progress.step - 1), "seconds": self.run.elapsed(), "best": best}
+        row |= {"validated": some} if (some := self.progress.validation_pictures) and result else {}
         self.run.log(row)
         self.run.screen.epoch(row, self.task.shown_metrics)
         self.progress.validated = epoch

@@ -18,6 +18,7 @@ from weft.engine.step_report import StepFailed
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
 from weft.files import write_tensors, write_text
+from weft.words import shell
 
 MAX_SKIPPED = 3  # batches without a finite gradient; then something is wrong with the settings, not with a batch
 
@@ -84,7 +85,7 @@ def leave_for_memory(run: TrainingRun) -> NoReturn:
     write_text(run.folder / MEMORY_NOTE, str(tried // 2))
     raise WeftError(
         f"Out of memory with {tried} pictures at a time. With {tried // 2} the run goes on by itself where torchrun has"
-        f" --max-restarts, or with: weft train --resume {run.folder}"
+        f" --max-restarts, or with: {shell('weft', 'train', '--resume', run.folder)}"
     )
 
 

@@ -32,9 +32,11 @@ from weft.engine.optim import Ema
 from weft.errors import WeftError
 from weft.files import write_tensors
 from weft.version import __version__
+from weft.words import shell
 
 STATE = Path("state") / "last.safetensors"
 LOCK = Path("state") / "lock"
+SETTINGS = ("config.yaml", "data_report.json", "split.json")  # written before the first state
 MEMORY_NOTE = Path("state") / "micro_batch"  # what a process that ran out of memory asks of the next attempt
 FORMAT = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
@@ -53,6 +55,7 @@ class RunProgress:
     best_epoch: int = 0
     epoch_loss: float = 0.0  # sums over the steps of the running epoch
     epoch_steps: int = 0
+    validation_pictures: int = 0  # where minutes are too few to validate on all; 0: all
     validation_seconds: float = 0.0  # of the last validation, ...
     closing_seconds: float = 0.0  # ... and of what follows the last one: only where there are minutes
     seconds: float = 0.0  # of work so far, in all sessions
@@ -113,7 +116,7 @@ def write_state(run: Path, tensors: dict[str, Tensor], progress: RunProgress, fa
 
 def save_error(run: Path, error: OSError) -> WeftError:
     what = "the disk is full" if error.errno in DISK_FULL else str(error)
-    then = f" The last saved state is intact; free some space, then: weft train --resume {run}"
+    then = f" The last saved state is intact; free some space, then: {shell('weft', 'train', '--resume', run)}"
     return WeftError(f"{run} could not be saved: {what}.{then if (run / STATE).exists() else ''}")
 
 
@@ -239,8 +242,18 @@ def is_unfinished_start(run: Path) -> bool:
     """Whether a run was ended here before it had a state, and nothing else lies here: then the next try may have it."""
     if not (run / LOCK).is_file() or (run / STATE).exists():
         return False
-    known = {LOCK.parent.name, "config.yaml", "data_report.json", "split.json"}
+    known = {LOCK.parent.name, *SETTINGS}
     return all(entry.name in known or entry.name.startswith(".saving-") for entry in run.iterdir())
+
+
+def forget_start(run: Path) -> None:
+    """Removes what a run has left that ended before it had a state; the caller holds the lock."""
+    if is_unfinished_start(run):
+        remove_leftovers(run)
+        with contextlib.suppress(OSError):  # an open file stays on Windows; the next try may have it
+            for name in (*SETTINGS, LOCK):
+                (run / name).unlink(missing_ok=True)
+            (run / LOCK.parent).rmdir()
 
 
 def remove_leftovers(run: Path) -> None:

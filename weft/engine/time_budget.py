@@ -6,9 +6,10 @@ On the way `weft.engine.clock` plans again.
 import contextlib
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +22,9 @@ from weft.engine.validation import evaluate
 TRIAL_SECONDS = 15.0  # of training steps to find out how long one takes, and of validation, ...
 TRIAL_PART = 0.03  # ... of the time there is at most, ...
 TRIAL_WARM_UPS = 10  # steps within which a recording is made, if ever
-TRIAL_STEPS = 4  # ... but at least so many
+TRIAL_STEPS = 4  # ... but at least so many, ...
+TRIAL_BATCHES = 2  # ... and batches of validation
+VALIDATED = 0.2  # of the minutes, for all validations together: where that does not suffice, fewer pictures validate
 CLOSING_SECONDS = 1.5  # for the report, and for opening the kept model
 
 
@@ -34,10 +37,18 @@ def fit_into_time(trainer: Trainer) -> None:
     planned, steps_per_epoch = trainer.progress.total_steps, trainer.run.plan.steps_per_epoch
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
     step = trainer.world.broadcast(_time_steps(trainer))
-    validation, closing = _time_validation(trainer, step)
+    seconds_of, closing = _time_validation(trainer)
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
     trainer.discard_reports()
+    pictures = trainer.world.broadcast(_count_validated(trainer, step, seconds_of, closing))
+    validation = seconds_of(pictures)
     trainer.progress.validation_seconds, trainer.progress.closing_seconds = validation, closing
+    if pictures < (all_pictures := len(trainer.run.split.val)):
+        trainer.progress.validation_pictures = pictures
+        trainer.run.screen.say(
+            f"{pictures} of {all_pictures} pictures validate on the way: all would take"
+            f" {seconds_of(all_pictures):.0f} s each time. The report is on all of them"
+        )
     steps = trainer.world.broadcast(max(1, trainer.clock.steps_left(step)))
     trainer.progress.total_steps, trainer.progress.stretch = steps, steps / planned
     epochs = steps / steps_per_epoch
@@ -83,38 +94,83 @@ def _time_steps(trainer: Trainer) -> float:
     return (ends[-1] - ends[half]) / (len(ends) - 1 - half)
 
 
-def _time_validation(trainer: Trainer, step: float) -> tuple[float, float]:
-    """Seconds of a validation, and of what follows the last one; from as many pictures as a short time allows."""
+def _count_validated(trainer: Trainer, step: float, seconds_of: Callable[[int], float], closing: float) -> int:
+    """How many pictures validate on the way: all, or as many as a part of the minutes suffices for.
+
+    Where no report follows, the last validation is the result, and in a sharded model all processes meet in it.
+    """
+    run, config = trainer.run, trainer.config.run
+    wanted, unit = len(run.split.val), trainer.task.eval_batch * trainer.world.size
+    if not config.report or config.fsdp:
+        return wanted
+    training = (1 - VALIDATED) * 60 * config.minutes - run.elapsed() - closing
+    epochs = max(0.0, training / step) / run.plan.steps_per_epoch
+    times = max(1, math.ceil(epochs / config.val_epochs)) + (run.best_model is not run.model)
+    most = VALIDATED * 60 * config.minutes / times
+    fitting = [pictures for pictures in range(unit, wanted, unit) if seconds_of(pictures) <= most]
+    return wanted if seconds_of(wanted) <= most else max(fitting, default=min(unit, wanted))
+
+
+class BatchTimes(NamedTuple):
+    """Seconds of the first batch of a look at pictures, and of each that follows."""
+
+    first: float
+    each: float
+
+    @classmethod
+    def between(cls, ends: Sequence[float], end: float) -> "BatchTimes":
+        """Those of a look that began at the first of `ends`, where the others are the ends of its batches.
+
+        The first batch costs more. One of the next ones may, too, in which launches are recorded, so their median
+        counts. What follows them until `end`, such as a metric over all, grows with their number.
+        """
+        times = [later - earlier for earlier, later in itertools.pairwise(ends)]
+        after = (end - ends[-1]) / len(times)
+        return cls(times[0] + after, statistics.median(times[1:] or times) + after)
+
+    def of(self, batches: int) -> float:
+        return self.first + self.each * (batches - 1) if batches else 0.0
+
+
+def _time_validation(trainer: Trainer) -> tuple[Callable[[int], float], float]:
+    """Seconds of a validation on so many pictures, and of what follows the last one; from as many as a short time
+    allows."""
     run, world, batch = trainer.run, trainer.world, trainer.task.eval_batch
-    val, reported = (len(part) for part in (run.split.val, run.split.reported))
-    if not (val or reported):
-        return 0.0, 0.0
-    guess = step * batch * world.size / trainer.config.run.batch  # seconds of a batch; without gradients it takes less
-    batches = max(2, int(min(TRIAL_SECONDS, TRIAL_PART * 60 * trainer.config.run.minutes) / guess))
-    sample = (run.split.reported if reported else run.split.val)[: batches * batch * world.size]
+    reported = run.split.reported
+    sample = reported if len(reported) else run.split.val
+    if not len(sample):
+        return lambda pictures: 0.0, 0.0
 
-    def estimate(look: Callable[[Any], object]) -> Callable[[int, int], float]:
-        """Seconds for so many pictures and processes, from how `look` fares with some."""
-        ends = [time.monotonic()]
+    def look(batches: int) -> BatchTimes:
+        some = sample[: batches * batch * world.size]
+        return _timed(trainer, lambda infer: evaluate(run, infer, run.best_model, some))
 
-        def infer(model: nn.Module, pictures: Any) -> Any:
-            answers = trainer.infer(model, pictures)
-            if trainer.device.type == "cuda":
-                torch.cuda.synchronize(trainer.device)
-            ends.append(time.monotonic())
-            return answers
-
-        look(infer)
-        ends.append(time.monotonic())
-        first, each = ends[1] - ends[0], (ends[-1] - ends[1]) / max(1, len(ends) - 2)
-        return lambda pictures, processes: first + each * (-(-pictures // (batch * processes)) - 1) if pictures else 0.0
-
-    read = estimate(lambda infer: evaluate(run, infer, run.best_model, sample))
+    read, limit = look(TRIAL_BATCHES), min(TRIAL_SECONDS, TRIAL_PART * 60 * trainer.config.run.minutes)
+    batches = world.broadcast(max(TRIAL_BATCHES, int(limit / max(read.each, 1e-3))))
+    if batches > TRIAL_BATCHES:
+        read = look(batches)
     kept, validate = run.kept_validation, read
     if kept is not None and len(kept.pictures) and not run.config.run.fsdp:  # whose processes meet in every batch
-        model = run.best_model.eval()
-        validate = estimate(
-            lambda infer: [infer(model, some.pictures) for some in itertools.islice(kept.batches(batch), batches)]
-        )
-    closing = read(reported, 1) + CLOSING_SECONDS * bool(reported)  # the main process does this alone, from disk
-    return validate(val, world.size), closing if trainer.config.run.report else 0.0
+        model, some = run.best_model.eval(), itertools.islice(kept.batches(batch), batches)
+        validate = _timed(trainer, lambda infer: [infer(model, part.pictures) for part in some])
+    # the main process does this alone, from disk
+    closing = read.of(-(-len(reported) // batch)) + CLOSING_SECONDS * bool(len(reported))
+    return (
+        lambda pictures: validate.of(-(-pictures // (batch * world.size))),
+        closing if trainer.config.run.report else 0.0,
+    )
+
+
+def _timed(trainer: Trainer, look: Callable[[Any], object]) -> BatchTimes:
+    """How `look` fares, which calls what it is given with the model and each batch of pictures."""
+    ends = [time.monotonic()]
+
+    def infer(model: nn.Module, pictures: Any) -> Any:
+        answers = trainer.infer(model, pictures)
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize(trainer.device)
+        ends.append(time.monotonic())
+        return answers
+
+    look(infer)
+    return BatchTimes.between(ends, time.monotonic())

@@ -60,6 +60,12 @@ class TrainingRun:
         """The model that is validated, and kept where it is the best."""
         return self.ema.module if self.ema is not None and self.config.run.ema_eval else self.model
 
+    @property
+    def validated(self) -> np.ndarray:
+        """The pictures that validate on the way: all, or some from everywhere among them where minutes are few."""
+        val, some = self.split.val, self.progress.validation_pictures
+        return val[np.linspace(0, len(val) - 1, some).round().astype(int)] if some else val
+
     def elapsed(self) -> float:
         """Seconds of work in this run, in all its sessions."""
         return self.progress.seconds + time.monotonic() - self.saved_at

@@ -18,13 +18,15 @@ from weft.engine.training_run import TrainingRun
 def evaluate(
     run: TrainingRun, infer: Callable[[nn.Module, Any], Any], model: nn.Module, indices: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Metrics on the validation pictures, each seen by exactly one process; nothing where there are none.
+    """Metrics on the pictures that validate, each seen by exactly one process; nothing where there are none.
 
-    `infer(model, pictures)` is the task's, or something around it; `indices` are other pictures than all of these.
+    `infer(model, pictures)` is the task's, or something around it; `indices` are other pictures than these.
     """
     world, task = run.world, run.task
     kept = run.kept_validation if indices is None else None
-    indices = run.split.val if indices is None else indices
+    indices = run.validated if indices is None else indices
+    if kept is not None and run.progress.validation_pictures:
+        kept = kept.only(indices)
     if not len(indices):
         return {}
     model.eval()

@@ -71,6 +71,16 @@ def explain(
     return explanation
 
 
+def look(subject: Subject, batch: PictureBatch) -> Explanation:
+    """Grad-CAM, attention and tokens of a few pictures, without the numbers over many: what can be waited for."""
+    explanation = Explanation(subject, [], pictures=len(batch.names))
+    analysis = _Analysis(explanation, [batch])
+    analysis.begin()
+    x = subject.see(batch.pictures)
+    explanation.views = make_views(explanation, batch, x, analysis.attention(x))
+    return explanation
+
+
 class _Analysis:
     """The work on one model, in steps that each add to its explanation."""
 
@@ -80,8 +90,8 @@ class _Analysis:
         self.has_attention = bool(attention_layers(self.model))
         self.measured: list[list[AttentionNumbers]] = []  # for each batch
 
-    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """The part of the work that each step belongs to, and the step; notes on what does not apply come first."""
+    def begin(self) -> None:
+        """Chooses the layer of Grad-CAM, and notes what does not apply to this model."""
         subject, model, notes = self.subject, self.model, self.notes
         if not subject.scores_classes:
             notes.append("Grad-CAM needs one score for a picture, which a detector does not give.")
@@ -91,6 +101,11 @@ class _Analysis:
         if not self.has_attention:
             notes.append("None of the model's layers has attention that can be read.")
         notes += [f"{name_in_trunk(model, name)}: {why}" for name, why in left_out(model).items()]
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """The part of the work that each step belongs to, and the step; notes on what does not apply come first."""
+        subject, notes = self.subject, self.notes
+        self.begin()
         first = f"Grad-CAM and attention, {many(self.explanation.pictures, 'picture')}"
         for batch in self.batches:
             yield first, lambda batch=batch: self.look_at(batch)
@@ -108,11 +123,14 @@ class _Analysis:
     def inputs(self) -> Iterator[Tensor]:
         return (self.subject.see(batch.pictures) for batch in self.batches)
 
+    def attention(self, x: Tensor) -> list[LayerAttention]:
+        attention = attention_of(self.model, x) if self.has_attention else []
+        return [replace(layer, name=name_in_trunk(self.model, layer.name)) for layer in attention]
+
     def look_at(self, batch: PictureBatch) -> None:
         """Grad-CAM, rollout and heads of the pictures that are drawn; attention of all in numbers."""
         x = self.subject.see(batch.pictures)
-        attention = attention_of(self.model, x) if self.has_attention else []
-        attention = [replace(layer, name=name_in_trunk(self.model, layer.name)) for layer in attention]
+        attention = self.attention(x)
         if attention:
             masks = None if batch.masks is None else batch.masks.to(x.device)
             self.measured.append(attention_numbers(attention, masks=masks))

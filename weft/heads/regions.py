@@ -8,6 +8,7 @@
 | a proposal on two objects | is that of the one it overlaps more | unless it is the best of the other |
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
+from torchvision.ops.poolers import initLevelMapper
 
 STRIDES = {"0": 4, "1": 8, "2": 16, "3": 32}  # of the maps that regions are read from
 USUAL_SIDE, USUAL_LEVEL = 224, 2  # a region of this side is read from the map of stride 16 (Lin et al. 2017)
@@ -110,6 +112,13 @@ class AlignedRoIAlign(MultiScaleRoIAlign):
 
 
 def region_pool(side: int, sampling_ratio: int, aligned: bool) -> MultiScaleRoIAlign:
+    """RoIAlign at the strides that the maps have.
+
+    torchvision guesses them at the first call and keeps them; of a small picture that is padded a lot it guesses wrong.
+    """
     if aligned:
         return AlignedRoIAlign(side, sampling_ratio)
-    return MultiScaleRoIAlign([*STRIDES], side, sampling_ratio)
+    pool, strides = MultiScaleRoIAlign([*STRIDES], side, sampling_ratio), [*STRIDES.values()]
+    pool.scales = [1 / stride for stride in strides]
+    pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])), USUAL_SIDE)
+    return pool

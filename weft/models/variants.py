@@ -11,6 +11,7 @@ from torch import nn
 from weft.errors import WeftError
 from weft.models.base import HybridModel
 from weft.models.weights.layouts import filter_published
+from weft.words import shell
 
 
 def weights_cfg(
@@ -78,7 +79,7 @@ def build(
     if pretrained and cfg.origin_url and not (cfg.has_weights or cfg.state_dict):
         raise WeftError(
             f"{variant} has no weights on a hub; the authors' files are at {cfg.origin_url}, and"
-            f" `weft convert FILE --model {variant} --out DIR` turns them into a model."
+            f" `{shell('weft', 'convert', 'FILE', '--model', variant, '--out', 'DIR')}` turns them into a model."
         )
     defaults = dict(img_size=cfg.input_size[1:], **defaults)
     model = build_model_with_cfg(

@@ -5,6 +5,7 @@ from typing import Any
 from weft.catalog.measured import PHOTO, SMALL, SMALL_SIDE, errors_left
 from weft.report.run import RunReport
 from weft.report.text import SCORES
+from weft.words import many
 
 FEW_EPOCHS = 5  # below which a model has hardly been trained
 TIMES = 4  # as long, a run that is compared with this one
@@ -14,16 +15,17 @@ STEEP = 0.04  # of the score
 
 def outlook(run: RunReport) -> list[str]:
     """Tells what a simple answer would reach, whether there was enough training, and what more of it may bring."""
-    metrics, told = run.metrics, []
+    metrics, told = run.metrics, fewer_validated(run)
     common, top1 = metrics.get("commonest"), metrics.get("top1")
-    epochs = max((row["epoch"] for row in run.history.steps), default=0.0)
+    epochs, steps = (max((row[name] for row in run.history.steps), default=0) for name in ("epoch", "step"))
     if common and top1 is not None:
         always, guessed = f"{common['share']:.0%}", f"{common['guessed_by_share']:.0%}"
         told.append(f"Always answering {common['name']} would be right on {always}, guessing on {guessed}.")
     if common and top1 is not None and metrics["top1_interval"][0] <= common["share"]:
         return [*told, "The model does hardly better: it has learnt too little to say anything. Give it more time."]
     if epochs < FEW_EPOCHS:
-        told.append(f"It is hardly trained: {epochs:.2g} epochs. Give it more --minutes.")
+        length = f"{epochs:.2g} epoch{'s' * (epochs > 1)}" if epochs >= 1 else many(steps, "step")
+        told.append(f"It is hardly trained: {length}. Give it more --minutes.")
     elif rises(run.history.epochs):
         told.append("Its curve still rises steeply: more time would help.")
     return told + more_time(run, top1)
@@ -34,6 +36,14 @@ def rises(rows: list[dict[str, Any]]) -> bool:
     name = next((f"val_{name}" for name in SCORES if any(f"val_{name}" in row for row in rows)), "")
     scores = [row[name] for row in rows if row.get(name) is not None]
     return len(scores) >= 3 and max(scores) - scores[2 * len(scores) // 3 - 1] > STEEP
+
+
+def fewer_validated(run: RunReport) -> list[str]:
+    """Tells where the curve is not of the pictures that the result is of."""
+    some = [row["validated"] for row in run.history.epochs if "validated" in row]
+    if not some:
+        return []
+    return [f"On the way {some[-1]} of {many(len(run.split.val), 'picture')} validated, for want of time."]
 
 
 def more_time(run: RunReport, top1: float | None) -> list[str]:

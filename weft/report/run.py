@@ -7,7 +7,6 @@ looks.
 import dataclasses
 import math
 import platform
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +23,7 @@ from weft.config import Config
 from weft.files import write_text
 from weft.report.charts import Chart, Point, line_chart
 from weft.report.page import render
+from weft.words import shell
 
 if TYPE_CHECKING:
     from weft.data.check.check import DataReport
@@ -79,7 +79,7 @@ def _common_values(run: RunReport) -> dict[str, Any]:
     config, history, name = run.config, run.history, run.folder.resolve().name
     return dict(
         folder=name,
-        shell_folder=shlex.quote(name),
+        shell_folder=shell(name),
         config=config,
         evaluation=run.evaluation,
         source=run.source,

@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import os
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from weft.data.split import Split, check_can_split, holds_out, make_split
 from weft.engine.start import RunStart
 from weft.errors import WeftError
 from weft.run.recipes import AUTO, find_recipe
+from weft.words import shell
 
 if TYPE_CHECKING:
     from weft.engine.device import World
@@ -91,7 +91,7 @@ def open_data(config: Config, world: "World", say: Any, early: EarlyLook | None 
     with world.propagate_errors():
         if errors:
             raise WeftError(
-                f"{errors[0].rstrip('.')} (`weft check {shlex.quote(config.data.source)}` shows "
+                f"{errors[0].rstrip('.')} (`{shell('weft', 'check', config.data.source)}` shows "
                 + ("the rest)." if errors[1:] else "it).")
             )
     split = without(split, source, report.bad)

@@ -18,6 +18,7 @@ from weft.errors import WeftError, check_choice
 from weft.run.data import is_there, relocated
 from weft.run.predictor import Predictor
 from weft.tasks.registry import task_class
+from weft.words import shell
 
 
 def evaluate(
@@ -86,7 +87,7 @@ def find_pictures(folder: str | os.PathLike[str], data: str = "", split: str = "
         parts, reported = _own_parts(folder, source)
         whose, split = ", by the run's own split", split or reported
     else:
-        raise WeftError(f"{folder} has no data of its own; say which: weft eval {folder} DATA")
+        raise WeftError(f"{folder} has no data of its own; say which: {shell('weft', 'eval', folder, 'DATA')}")
     parts["all"] = np.arange(len(source))
     if not len(parts[split]):
         others = [name for name in SPLITS if len(parts[name])]
@@ -113,7 +114,8 @@ def _own_data(folder: Path, config: DataConfig) -> Source:
     except WeftError as error:
         if is_there(config.source):
             raise
-        raise WeftError(f"{error} If it was moved, say where to: weft eval {folder} DATA") from None
+        told = f"If it was moved, say where to: {shell('weft', 'eval', folder, 'DATA')}"
+        raise WeftError(f"{error} {told}") from None
 
 
 def moved_copy(folder: Path, config: DataConfig, place: str) -> Source | None:

@@ -5,10 +5,12 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import timm
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import get_session
 
 from weft.errors import WeftError
 from weft.models.weights.convert import load_weights
@@ -29,6 +31,7 @@ HOSTS = {
     "ce_cvt_13": "cvt_13",
 }
 BOTTLENECKS = ("vt_resnet50", "vt_resnet101")
+ANSWER_SECONDS = 5.0  # to wait for the hub
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -68,6 +71,8 @@ def create_pretrained(name: str, **args: Any) -> Any:
     found = cached_weights(name)
     if found:
         args["pretrained_cfg_overlay"] = {"file": str(found)}
+    else:
+        check_reachable(name)
     try:
         return timm.create_model(name, True, **args)
     except (WeftError, TypeError):
@@ -75,6 +80,25 @@ def create_pretrained(name: str, **args: Any) -> Any:
     except Exception as error:  # whatever a download or a cache raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeftError(f"No pretrained weights of {name} can be had: {reason}") from error
+
+
+def check_reachable(name: str) -> None:
+    """Raises where weights are on the hub, and it does not answer: a download would try again and again, for a minute.
+
+    Those at other addresses may lie in torch's cache, and have no retries.
+    """
+    cfg: Any = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if cfg is None or cfg.file or cfg.state_dict or not cfg.hf_hub_id:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ANSWER_SECONDS)
+    except Exception as error:  # whatever the library has for a network, a proxy, or a wish to stay offline
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        place = urlsplit(constants.ENDPOINT).hostname
+        raise WeftError(
+            f"No pretrained weights of {name} can be had: {place} does not answer ({reason.rstrip('.')}), and they are"
+            " not in the cache. Without a network, name a file or a folder of weights instead."
+        ) from None
 
 
 def cached_weights(name: str) -> Path | None:

@@ -24,6 +24,7 @@ from weft.engine.device import is_out_of_memory, pick_device, pick_precision
 from weft.errors import WeftError, check_positive
 from weft.fast.swap import fast_on
 from weft.heads.folder import open_model
+from weft.models.weights.folder import fetch_model
 from weft.tasks.choose import size_in_use
 from weft.tasks.registry import UNNAMED, task_class
 from weft.tasks.task import Task, TaskFacts
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
 TOP = 5  # classes that are named for a picture
+HUB = "hub:"  # before the name of a repository of the Hugging Face Hub
 SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
 
 
@@ -89,7 +91,7 @@ class Predictor:
         check_positive(top=top, batch=batch or self.task.eval_batch)
         for read in self.read(found, np.arange(len(found.names)), batch, workers, progress):
             rows = {index: self.task.unreadable(found.names[index], why) for index, why in read.bad}
-            answers = self._answers(read.pictures) if len(read.pictures) else []
+            answers = self.answers(read.pictures) if len(read.pictures) else []
             for row, (index, answer) in enumerate(zip(read.index.tolist(), answers, strict=True)):
                 name = found.names[index]
                 if isinstance(answer, str):
@@ -118,8 +120,8 @@ class Predictor:
         """The task's answers to pictures as `preprocessing.picture` gives them: (B, C, h, w), or a list."""
         return self.task.infer(self.model, pictures)
 
-    def _answers(self, pictures: Any) -> list[Any]:
-        """An answer to each picture, or one line on why there is none."""
+    def answers(self, pictures: Any) -> list[Any]:
+        """The task's answer to each picture, as `infer` takes them, or one line on why there is none."""
         try:
             answers = self.infer(pictures)
             answers = list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
@@ -129,7 +131,7 @@ class Predictor:
                 raise
         if len(pictures) == 1:
             return ["too large for the memory of this device; shrink it, or try --device cpu"]
-        return [self._answers(pictures[i : i + 1])[0] for i in range(len(pictures))]
+        return [self.answers(pictures[i : i + 1])[0] for i in range(len(pictures))]
 
     def explain(
         self,
@@ -188,12 +190,13 @@ def _is_finite(answer: Any) -> bool:
 
 
 def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping[str, Any] | None = None) -> Predictor:
-    """Opens what was trained or converted: a run, or any folder that `save_model` wrote.
+    """Opens what was trained or converted: a run, any folder that `save_model` wrote, or "hub:OWNER/NAME".
 
     A run is computed with as training validated it; classes without names have their numbers. A model that segments
     or detects takes other `settings` of how it is used, such as {"test.flip": True}.
     """
-    folder = Path(folder)
+    name = os.fspath(folder)
+    folder = fetch_model(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     model, stored = open_model(folder)
     entry = stored.get("weft", {})
     kind = task_class(entry.get("task", UNNAMED))

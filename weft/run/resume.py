@@ -19,6 +19,7 @@ from weft.run.data import RunData, absolute_paths, is_there, open_sources, reloc
 from weft.run.recipes import decide_length
 from weft.run.result import Run
 from weft.run.session import RunSession, locked_by_main
+from weft.words import shell
 
 MAY_CHANGE = (  # within a run, when asked for; the rest decides what the run is
     *("run.epochs", "run.steps", "run.patience", "run.save_minutes", "run.micro_batch", "run.device", "run.precision"),
@@ -44,7 +45,7 @@ def change_settings(folder: Path, given: dict[str, Any]) -> tuple[Config, list[s
     changed = [key for key, value in given.items() if override(saved, {key: value}) != saved]
     fixed = [key for key in changed if not key.startswith((*MAY_CHANGE, *MAY_MOVE))]
     if fixed:
-        raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with --init {folder}.")
+        raise WeftError(f"{fixed[0]} cannot change within a run; start a new one, with {shell('--init', folder)}.")
     if "data.source" in changed:
         saved = replace(saved, data=relocated(saved.data, given["data.source"]))
     return override(saved, given), changed
@@ -57,7 +58,8 @@ def _open_moved(folder: Path, config: Config, world: World) -> Source:
     except WeftError as error:
         if is_there(config.data.source):
             raise
-        raise WeftError(f"{error} If it was moved: weft train --resume {folder} --data.source PLACE") from None
+        go_on = shell("weft", "train", "--resume", folder, "--data.source", "PLACE")
+        raise WeftError(f"{error} If it was moved: {go_on}") from None
 
 
 def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quiet: bool, start: RunStart) -> Run:

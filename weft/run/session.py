@@ -6,7 +6,6 @@
 import contextlib
 import functools
 import math
-import shlex
 import signal
 import socket
 import sys
@@ -57,7 +56,7 @@ from weft.run.result import Run
 from weft.run.teacher import make_distillation
 from weft.tasks.registry import make_task
 from weft.tasks.task import Task, TaskFacts
-from weft.words import many
+from weft.words import many, shell
 
 COMPILING = 0.2  # of a time budget that compiling kernels may take; the next run finds those that were
 
@@ -285,9 +284,8 @@ class RunSession:
                 trainer.fit()
         except TrainingStopped:
             self.screen.close()
-            self.screen.say(
-                f"Stopped after step {trainer.progress.step:,}; go on with: weft train --resume {self.folder}"
-            )
+            go_on = shell("weft", "train", "--resume", self.folder)
+            self.screen.say(f"Stopped after step {trainer.progress.step:,}; go on with: {go_on}")
             return Run(self.folder, {}, stopped=True, interrupted=signal.SIGINT in signals)
         finally:
             self.screen.close()
@@ -350,7 +348,7 @@ def command_line() -> str:
     """How this run was started, for its report."""
     started_by = Path(sys.argv[0])
     is_command = started_by.name in ("weft", "weft.exe") or started_by.parent.name == "weft"
-    return shlex.join(["weft", *sys.argv[1:]]) if is_command else 'weft.train(config="config.yaml")'
+    return shell("weft", *sys.argv[1:]) if is_command else 'weft.train(config="config.yaml")'
 
 
 def broadcast(model: torch.nn.Module) -> None:

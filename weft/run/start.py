@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from weft.engine.optim import scale_schedule
 from weft.engine.start import RunStart
 from weft.engine.state import (
     STATE,
+    forget_start,
     is_unfinished_start,
     job_suffix,
     last_lock_holder,
@@ -26,12 +27,13 @@ from weft.models.registry import check_name
 from weft.models.weights.former import former_args
 from weft.run.auto import auto_settings, fewer_threads
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
-from weft.run.data import EarlyLook, absolute_paths, open_data
+from weft.run.data import EarlyLook, RunData, absolute_paths, open_data
 from weft.run.initial import model_for
 from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
+from weft.words import shell
 
 
 def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
@@ -79,27 +81,51 @@ def start_run(
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         full = replace(full, data=replace(full.data, keep=least_kept(world.all_gather(full.data.keep))))
         with world.propagate_errors():
-            check_settings(full)
-            check_task_settings(full)
-            check_name(full.model.name)
-            if full.run.patience and not len(data.split.val):
-                raise WeftError(
-                    f"run.patience={full.run.patience} has no validation pictures to judge by; hold some out with"
-                    " --data.val_fraction 0.05."
-                )
+            check_chosen(full, data)
         if full.run.minutes and "run.epochs" in given:
             choices.append("run.minutes decides how many epochs there are; run.epochs is not used")
         for line in choices:
             say(line)
+        existed = bool(out) and Path(out).exists()
         folder = world.on_main(lambda: new_folder(out, full))
         with locked_by_main(world, folder):
             world.on_main(lambda: check_out(out, full, world, restarted))  # again: nobody else can come in now
-            preprocessing = world.on_main(
-                lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
-            )
-            session = RunSession(folder, full, world, data, preprocessing, quiet, start)
-            session.prepare_new()
+            with forgotten_if_it_fails(folder, world, keep=existed):
+                preprocessing = world.on_main(
+                    lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
+                )
+                session = RunSession(folder, full, world, data, preprocessing, quiet, start)
+                session.prepare_new()
             return session.train()
+
+
+def check_chosen(config: Config, data: RunData) -> None:
+    """Raises for settings that cannot work, now that all are known."""
+    check_settings(config)
+    check_task_settings(config)
+    check_name(config.model.name)
+    if config.run.patience and not len(data.split.val):
+        raise WeftError(
+            f"run.patience={config.run.patience} has no validation pictures to judge by; hold some out with"
+            " --data.val_fraction 0.05."
+        )
+
+
+@contextlib.contextmanager
+def forgotten_if_it_fails(folder: Path, world: World, keep: bool) -> Iterator[None]:
+    """Leaves nothing of a run that does not come to its first state; `keep`: but the folder, which is not ours.
+
+    Several processes leave it all, for their next attempt.
+    """
+    try:
+        yield
+    except BaseException:
+        if world.size == 1:
+            forget_start(folder)
+            if not keep:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        raise
 
 
 def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> dict[str, Any]:
@@ -139,7 +165,8 @@ def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
         if pictures.is_dir() and folder.resolve().is_relative_to(pictures.resolve()):
             raise WeftError(f"{folder} lies inside the data, {source}; choose a place outside of it with --out.")
     if out and (folder / STATE).exists():
-        raise WeftError(f"{out} holds a run; go on with it: weft train --resume {out}; or choose another --out.")
+        go_on = shell("weft", "train", "--resume", out)
+        raise WeftError(f"{out} holds a run; go on with it: {go_on}; or choose another --out.")
     if out and not restarted and world.is_main and not is_unfinished_start(folder):
         check_writable(folder)
     if not out and world.size > 1:

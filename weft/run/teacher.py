@@ -10,6 +10,7 @@ from weft.config import Config, LossConfig
 from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source
 from weft.errors import WeftError, did_you_mean
+from weft.run.initial import create_pretrained
 from weft.run.predictor import Predictor, load, timms_preprocessing
 from weft.tasks.classify.distill import Distillation, check_distillation
 from weft.tasks.registry import UNNAMED, make_task
@@ -38,12 +39,8 @@ def open_teacher(name: str, device: torch.device) -> Predictor:
     if not timm.is_model(bare):
         hint = did_you_mean(bare, timm.list_models())
         raise WeftError(f"loss.teacher={name!r} is neither a run folder nor a model of timm's.{hint}")
-    try:
-        model = timm.create_model(name, pretrained=True)
-    except Exception as error:  # whatever a download or a cache raises
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeftError(f"loss.teacher={name}: no pretrained weights can be had: {why}") from error
-    cfg: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+    model = create_pretrained(name)
+    cfg: dict[str, Any] = model.pretrained_cfg
     names = cfg.get("label_names") or [str(i) for i in range(cfg["num_classes"])]
     facts = TaskFacts(list(names), timms_preprocessing(model), device)
     return Predictor(model, make_task(UNNAMED, Config(), facts))

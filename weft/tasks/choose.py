@@ -10,7 +10,7 @@ from weft.config import Config, TestConfig
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
-from weft.tasks.policy import CPU_BACKBONE
+from weft.tasks.policy import BACKBONES
 
 LONG_SIDE = 1333 / 800  # of whole pictures, at most, in proportion to the short side
 
@@ -49,7 +49,7 @@ def fill_dense_model(config: Config, device: torch.device, head: str) -> tuple[C
     """A backbone for the machine, and a head on top."""
     model, why = config.model, []
     if model.name == "auto":
-        name, args = CPU_BACKBONE if device.type == "cpu" else ("cetnet_tiny", {})
+        name, args = BACKBONES["cuda" if device.type == "cuda" else "cpu"]
         model = replace(model, name=name, args={**args, **model.args})
         why.append(f"model {model.name}: for the {device.type}")
     if model.head == "auto":

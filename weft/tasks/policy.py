@@ -9,8 +9,9 @@ Length            Epochs that were asked for, or what fits --minutes; else about
                   and 10 to 300 epochs.
 Batch             About 400 steps, of 8 to 32 pictures on a CPU and 32 to 256 on a GPU: fewer steps learn too little,
                   and larger batches compute hardly faster.
-Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3; half of it for
-                  models without a convolutional trunk. Short runs want high rates.
+Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3, in batches of 32
+                  or less; more for larger ones, by the cube root (twice as much for 256). Half of it for models
+                  without a convolutional trunk. Short runs want high rates.
 Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
 Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on.
                   RandAugment from 80 on (magnitude 6), stronger from 200 on (9): a run that sees a picture ten times
@@ -18,10 +19,12 @@ Augmentation      Crops and flips; of small pictures flips alone below 15 epochs
 Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on (not of nano models),
                   and none in the last third of the run: what is learnt last is whole pictures.
 Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always.
-From weights      A tenth of the rate, falling by 0.75 from layer to layer, light augmentation, no mixing.
-Masks             On a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of which 4,000 can be
-                  seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk, a quarter from
-                  weights), an average of the weights over some 25 steps of batches.
+From weights      A tenth of the rate, falling by 0.75 from layer to layer; augmentation and mixing by the length, as
+                  from scratch, since a long run on few pictures learns them by heart.
+Masks             vt_resnet_mini, on a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of
+                  which 4,000 can be seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk,
+                  a tenth from weights, with stronger changes of colour), an average of the weights over some 25 steps
+                  of batches.
 Boxes             Likewise: the largest side, up to 800, of which 1,500 pictures can be seen; batches of 4 (16), 1e-3.
                   What masks and boxes cost was estimated from a few trainings, not fitted.
 """
@@ -40,6 +43,7 @@ LEAST_TUNED = 128  # pixels of a picture that weights of 224 are adapted to
 SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
+RATE_BATCH = 32  # pictures up to which rates hold as they are
 LIGHT = 15  # epochs below which small pictures are only mirrored
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
@@ -86,24 +90,41 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     if not now.epochs:
         settings["run.epochs"] = max(1, round(epochs))
     model = chosen.get("model.name", now.model)
-    settings |= finetune_settings(epochs) if now.weights else scratch_settings(epochs, model)
+    settings |= finetune_settings(epochs, batch, model) if now.weights else scratch_settings(epochs, batch, model)
     settings["run.val_epochs"] = _validated(epochs)
     if epochs < LIGHT and now.side <= SMALL_SIDE:
         settings["augment.crop"] = "resize"  # small pictures are not even shifted
     if now.depth != 8:
-        settings.pop("augment.policy", None)  # its operations are for bytes
+        settings.pop("augment.policy", None)  # deeper values are often measured ones, which colours would change
     return settings, why + _reasons(now, settings, epochs, speed)
 
 
-def scratch_settings(epochs: float, model: str) -> Settings:
+def scratch_settings(epochs: float, batch: int, model: str) -> Settings:
     """Decides how strongly a run of so many epochs is augmented and driven that begins at random."""
     rate = next((rate for most, rate in ((15, 4e-3), (40, 3e-3), (200, 2e-3)) if epochs < most), 1e-3)
-    settings = _schedule(rate if model.startswith(CONVOLUTIONAL) else rate / 2, epochs)
-    settings |= {"augment.scale": [0.35, 1.0], "loss.smoothing": 0.1}
+    rate = _for_batch(rate if model.startswith(CONVOLUTIONAL) else rate / 2, batch)
+    settings = {**_schedule(rate, epochs), **_augmentation(epochs, model)}
     if epochs >= 20:
         settings["augment.erase"] = 0.25
+    return settings if epochs >= MIXES else settings | {"model.drop_path": 0.0}
+
+
+def finetune_settings(epochs: float, batch: int, model: str) -> Settings:
+    """Decides how trained weights are adapted: gently, and the first layers least."""
+    settings = {**_schedule(_for_batch(3e-4, batch), epochs), **_augmentation(epochs, model)}
+    return settings | {"optim.layer_decay": 0.75, "augment.erase": 0.1 if epochs >= 20 else 0.0}
+
+
+def _for_batch(rate: float, batch: int) -> float:
+    """A rate for a larger batch than that of the CPUs on which rates were compared: a cautious power of its size."""
+    return float(f"{rate * max(1.0, batch / RATE_BATCH) ** (1 / 3):.2g}")
+
+
+def _augmentation(epochs: float, model: str) -> Settings:
+    """Crops alone, or, where a run is long enough to learn its pictures by heart, disguises and mixtures of them."""
+    settings = {"augment.scale": [0.35, 1.0], "loss.smoothing": 0.1}
     if epochs < MIXES:
-        return settings | {"model.drop_path": 0.0}
+        return settings
     strong = epochs >= MIXES_MORE and "nano" not in model
     return settings | {
         "augment.scale": [0.25, 1.0],
@@ -112,17 +133,6 @@ def scratch_settings(epochs: float, model: str) -> Settings:
         "augment.cutmix": 1.0,
         "augment.mix_prob": 0.8 if strong else 0.5,
         "augment.mix_until": round(1 - WHOLE_AT_LAST, 3),
-    }
-
-
-def finetune_settings(epochs: float) -> Settings:
-    """Decides how trained weights are adapted: gently, and the first layers least."""
-    return {
-        **_schedule(4e-4, epochs),
-        "optim.layer_decay": 0.75,
-        "augment.scale": [0.35, 1.0],
-        "augment.erase": 0.1 if epochs >= 20 else 0.0,
-        "loss.smoothing": 0.1,
     }
 
 
@@ -153,7 +163,9 @@ def _batch(device: str, seen: float) -> int:
 def segment_settings(now: Situation) -> tuple[Settings, list[str]]:
     """The settings of a model that labels pixels: windows as large as leave time for enough of them."""
     settings, why = _dense(now, WINDOWS, {"channels": 64, "head_channels": 64})
-    augment = {"rescale": [0.5, 2.0], "class_limit": 0.75, "photometric": 0.5, "flip": 0.5, "interpolation": "bilinear"}
+    colours = 1.0 if now.weights else 0.5  # weights can be adapted to the light of the few pictures there are
+    augment = {"rescale": [0.5, 2.0], "class_limit": 0.75, "photometric": colours}
+    augment |= {"flip": 0.5, "interpolation": "bilinear"}
     return settings | {f"augment.{name}": value for name, value in augment.items()}, why
 
 
@@ -171,14 +183,17 @@ class DenseRule:
 
     seconds: dict[str, tuple[float, float]]  # by device, of a picture: in any case, and for each of its pixels
     least: int  # pictures below which little is learnt
-    sizes: tuple[int, ...]  # sides, largest first
+    sizes: range  # sides, largest first
     batch: int  # on a CPU; a GPU takes four times as many
     rate: float  # for a convolutional trunk
 
 
-WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, (512, 384, 320, 256, 192, 128, 96, 64), 8, 2e-3)
-DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, (800, 640, 512, 384, 256, 192, 128), 4, 1e-3)
-CPU_BACKBONE = "vt_resnet_nano", {"stem_stride": 2}  # under a head: benchmarks/results/choices-2026-11-18.json
+WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, range(512, 63, -32), 8, 2e-3)
+DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, range(800, 127, -32), 4, 1e-3)
+BACKBONES = {  # under a head: benchmarks/results/choices-2026-11-18.json for the CPU's
+    "cpu": ("vt_resnet_nano", {"stem_stride": 2}),
+    "cuda": ("vt_resnet_mini", {"stem_stride": 2}),
+}
 
 
 def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Settings, list[str]]:
@@ -192,13 +207,13 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     epochs = seen / now.pictures
     on_cpu = now.device == "cpu"
     settings: Settings = {}
-    if on_cpu and not now.model:
-        name, args = CPU_BACKBONE
+    if not now.model:
+        name, args = BACKBONES[now.device]
         settings |= {"model.name": name, **{f"model.args.{key}": value for key, value in args.items()}}
     if on_cpu:
         settings |= {f"model.head_args.{name}": value for name, value in small_head.items()}
     model = now.model or settings.get("model.name", "")
-    rate = (rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4) / (4 if now.weights else 1)
+    rate = (rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4) / (10 if now.weights else 1)
     batch = rule.batch if on_cpu else 4 * rule.batch
     average = min(max(0.9, round(1 - 25 * batch / seen, 4)), 0.9999)
     settings |= {**_schedule(rate, epochs), "augment.img_size": size, "run.batch": batch, "run.ema": average}
@@ -211,8 +226,8 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
         f"recipe auto: {epochs:.3g} epochs of {now.pictures:,} pictures, at {size} pixels to see enough of them",
         f"lr {rate:g}, weights averaged with {average:g}: for {seen / batch:,.0f} steps of {batch} pictures",
     ]
-    if on_cpu:
-        why.append(f"model {model} under a narrow head: for a CPU")
+    if not now.model:
+        why.append(f"model {model}" + " under a narrow head: for a CPU" * on_cpu)
     return settings, why
 
 

@@ -92,6 +92,7 @@ class ResultTexts:
     csv: str
     lines: list[str]
     hint: str = ""  # on what else there is
+    note: str = ""  # on what was left out, or looks odd
 
 
 class ResultWriter(Protocol):
@@ -246,6 +247,10 @@ class Task(Protocol):
 
     def unreadable(self, name: str, why: str) -> Any:
         """The prediction for a picture that could not be read, or not be answered."""
+        ...
+
+    def to_dict(self, prediction: Any) -> dict[str, Any]:
+        """A prediction that has no error as `weft serve` answers it, ready for JSON."""
         ...
 
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> ResultWriter:

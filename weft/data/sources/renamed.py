@@ -1,6 +1,5 @@
 """Labels, masks and objects of one source, counted in the classes of another, or of a model."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from weft.data.sources.source import Source
 from weft.errors import WeftError, did_you_mean, nearest
-from weft.words import listed, many, some
+from weft.words import listed, many, shell, some
 
 NAMED = 5  # classes that are named in a message
 
@@ -90,7 +89,7 @@ def _check_renamed(source: Source, classes: Sequence[str], renamed: Mapping[str,
 def _with_hints(names: Sequence[str], classes: Sequence[str]) -> str:
     """`'Pug' (if it is 'pug': --classes Pug=pug), 'x' and 3 more`."""
     hints = [(name, nearest(name, classes)) for name in names[:NAMED]]
-    shown = [f"{a!r} (if it is {b!r}: --classes {shlex.quote(f'{a}={b}')})" if b else repr(a) for a, b in hints]
+    shown = [f"{a!r} (if it is {b!r}: {shell('--classes', f'{a}={b}')})" if b else repr(a) for a, b in hints]
     return listed([*shown, *([f"{len(names) - NAMED} more"] if names[NAMED:] else [])])
 
 

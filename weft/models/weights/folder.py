@@ -90,6 +90,17 @@ def push_model(
     return f"https://huggingface.co/{repo_id}"
 
 
+def fetch_model(repo_id: str) -> Path:
+    """The folder of a model on the Hugging Face Hub, from where it was kept last or from there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=["config.json", "model.safetensors"]))
+    except (OSError, ValueError) as error:  # no such repository, no network; no name of one
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeftError(f"hub:{repo_id} cannot be fetched: {why}") from None
+
+
 def write_model(
     model: nn.Module,
     folder: Path,

@@ -1,7 +1,6 @@
 """The results of a search to look at: the front as a plot for papers, and a page with the networks on it."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from weft.report.figures import INKS, plots, write_figure
 from weft.report.page import render
 from weft.study.cells.cell import SCORES
 from weft.study.search.plan import SearchResult, Trial, short_number
+from weft.words import shell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def network_row(found: SearchResult, trial: Trial, number: int) -> dict[str, Any
         "trial": trial,
         "on_front": trial in found.front(),
         "choices": {name: format_choice(value) for name, value in arguments.items()},
-        "command": shlex.join(command),
+        "command": shell(*command),
         "ranks": [
             rank(trial.judged, [t.judged for t in found.trained]),
             rank(trial.trained, [t.trained for t in found.trained]),

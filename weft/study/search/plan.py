@@ -72,6 +72,7 @@ class SearchResult:
     epochs: int = 0  # of each training at the end
     part: float = 1.0  # of the pictures in these
     stopped: bool = False
+    interrupted: bool = False  # stopped by Ctrl-C
 
     @property
     def judged(self) -> list[Trial]:
@@ -81,6 +82,11 @@ class SearchResult:
     @property
     def trained(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.trained is not None]
+
+    @property
+    def failed(self) -> list[Trial]:
+        """Those whose whole training failed."""
+        return [trial for trial in self.trials if trial.run and trial.trained is None]
 
     def front(self) -> list[Trial]:
         """The networks that none of the trained ones beats in both, or, before any is trained, of the judged ones."""

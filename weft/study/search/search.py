@@ -40,6 +40,7 @@ from weft.words import many
 if TYPE_CHECKING:
     import optuna
 
+    from weft.run.result import Run
     from weft.study.search.scorer import SupernetScorer
 
 SHARES = {"supernet": 0.4, "trials": 0.2}  # of a time budget; the rest is for the trainings at the end
@@ -66,8 +67,9 @@ class Search:
         self.check_limits()
         score_of = self.cell_score
         if self.plan.supernet:
-            if not self.train_supernet():
-                return SearchResult(self.plan, [], "", stopped=True)
+            supernet = self.train_supernet()
+            if supernet is not None and supernet.stopped:
+                return SearchResult(self.plan, [], "", stopped=True, interrupted=supernet.interrupted)
             score_of = self.subnet_score
         trials = self.explore(score_of)
         if not trials:
@@ -99,16 +101,16 @@ class Search:
 
     # The supernet -----------------------------------------------------------------------------------------------
 
-    def train_supernet(self) -> bool:
-        """Trains it, or what is left to train of it; False where that was stopped."""
+    def train_supernet(self) -> "Run | None":
+        """Trains it, or what is left to train of it; None where nothing is."""
         from weft.engine.state import STATE
         from weft.run.train import train
 
         run, plan = self.folder / "supernet", self.plan
         if (run / "evaluation.json").exists():
-            return True
+            return None
         if (run / STATE).exists():
-            return not train(resume=run, device=self.device, allow_changes=True).stopped
+            return train(resume=run, device=self.device, allow_changes=True)
         self.say(f"supernet: {self.space.size:,} networks with shared weights")
         length = {"run.minutes": SHARES["supernet"] * plan.minutes} if plan.minutes else {"run.epochs": plan.epochs}
         settings = {**PROTOCOL, **plan.settings, **length}
@@ -116,7 +118,7 @@ class Search:
         ends = [*find_extremes(self.costs)]
         args = {"of": plan.model, "choices": plan.choices, "args": plan.args, "points": ends}
         settings |= {"model": NAME, "model.args": args, "seed": plan.seed, "device": self.device}
-        return not train(plan.data, recipe=plan.recipe, out=run, **settings).stopped
+        return train(plan.data, recipe=plan.recipe, out=run, **settings)
 
     def subnet_score(self, point: Point) -> float:
         """The score of a network with the weights of the supernet."""

@@ -136,6 +136,9 @@ class Classify:
     def unreadable(self, name: str, why: str) -> Prediction:
         return Prediction(name, [], [], why)
 
+    def to_dict(self, prediction: Prediction) -> dict[str, Any]:
+        return {"labels": prediction.labels, "probabilities": prediction.probabilities}
+
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> LabelWriter:
         return LabelWriter(min(top, len(self.classes)))
 

@@ -22,6 +22,7 @@ from weft.report.text import columns, to_csv
 from weft.tasks.detect.coco import restore
 from weft.tasks.results import ResultFolder
 from weft.tasks.task import ResultTexts
+from weft.words import many
 
 HINT = "Overlays and COCO's JSON are written with --out FOLDER, a table of all objects with --csv FILE."
 
@@ -63,35 +64,62 @@ def located(name: str, answer: dict[str, Tensor], shown: tuple[int, int], size: 
 class ObjectWriter:
     """The predictions for many pictures as text and, where there is a folder, as overlays and predictions.json.
 
-    Texts and overlays have the objects that reach `score`; predictions.json has all that it is given.
+    All of them have the objects that reach `score`, of `most` that a picture may have.
     """
 
     def __init__(
-        self, classes: Sequence[str], preprocessing: Preprocessing, found: GivenPictures, out: Path | None, score: float
+        self,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        found: GivenPictures,
+        out: Path | None,
+        *,
+        score: float,
+        most: int,
     ):
-        self.classes, self.names, self.score = classes, found.names, score
-        self.sure, self.errors, self.all_rows = [], [], []
+        self.classes, self.names, self.score, self.most = classes, found.names, score, most
+        self.objects, self.errors = [], []
         self.folder = ResultFolder(out, found, preprocessing) if out is not None else None
 
     def add(self, index: int, prediction: ObjectPrediction) -> None:
         some = prediction.above(self.score)
-        self.sure.append(coco_rows(some, index + 1, self.classes))
+        self.objects.append(coco_rows(some, index + 1, self.classes))
         self.errors.append(prediction.error)
         if self.folder is not None and not prediction.error:
-            self.all_rows += coco_rows(prediction, index + 1, self.classes)
             picture = self.folder.picture(index)
             painted = paint_objects(picture, some.boxes, some.labels, some.scores, some.masks, self.classes)
             self.folder.write_overlay(index, painted)
 
     def close(self) -> ResultTexts:
+        rows = [row for some in self.objects for row in some]
         if self.folder is not None:
-            self.folder.write_json(self.all_rows)
+            self.folder.write_json(rows)
         return ResultTexts(
-            json=to_json([row for rows in self.sure for row in rows], indent=1) + "\n",
-            csv=objects_csv(self.names, self.sure, self.errors),
-            lines=list(object_lines(self.names, self.sure, self.errors)),
+            json=to_json(rows, indent=1) + "\n",
+            csv=objects_csv(self.names, self.objects, self.errors),
+            lines=list(object_lines(self.names, self.objects, self.errors)),
             hint="" if all(self.errors) else HINT,
+            note="" if all(self.errors) else self._note(len(rows)),
         )
+
+    def _note(self, objects: int) -> str:
+        """How many there are, of which sureness; and whether they are so many that they mean little."""
+        note = f"{many(objects, 'object')} with a score of at least {self.score:g} (--score)."
+        read = [len(rows) for rows, error in zip(self.objects, self.errors, strict=True) if not error]
+        full = sum(count >= self.most for count in read)
+        if 2 * full > len(read):
+            note += (
+                f" {full} of {many(len(read), 'picture')} have {self.most}, as many as may be (test.detections):"
+                " the model is hardly trained, or --score too low."
+            )
+        return note
+
+
+def objects_dict(prediction: ObjectPrediction, classes: Sequence[str]) -> dict[str, Any]:
+    """Height and width, and the objects as COCO's results have them, but for the picture's number and name."""
+    rows = coco_rows(prediction, 1, classes)
+    own = [{key: value for key, value in row.items() if key not in ("image_id", "file_name")} for row in rows]
+    return {"size": list(prediction.size), "objects": own}
 
 
 def coco_rows(prediction: ObjectPrediction, number: int, classes: Sequence[str]) -> list[dict[str, Any]]:

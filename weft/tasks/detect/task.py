@@ -19,7 +19,7 @@ from weft.tasks.choose import window_size
 from weft.tasks.detect import choose
 from weft.tasks.detect.evaluate import DetectCollector
 from weft.tasks.detect.metrics import DetectMeter
-from weft.tasks.detect.predict import ObjectPrediction, ObjectWriter, located
+from weft.tasks.detect.predict import ObjectPrediction, ObjectWriter, located, objects_dict
 from weft.tasks.detect.report import detect_values
 from weft.tasks.metrics import are_measured
 from weft.tasks.task import TaskFacts, to_device
@@ -138,8 +138,12 @@ class Detect:
     def unreadable(self, name: str, why: str) -> ObjectPrediction:
         return ObjectPrediction(name, error=why)
 
+    def to_dict(self, prediction: ObjectPrediction) -> dict[str, Any]:
+        return objects_dict(prediction, self.classes)
+
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> ObjectWriter:
-        return ObjectWriter(self.classes, self.preprocessing, pictures, out, score)
+        most = self.config.test.detections
+        return ObjectWriter(self.classes, self.preprocessing, pictures, out, score=score, most=most)
 
     def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
         return "report_detect.html.j2", detect_values(run)

@@ -1,9 +1,11 @@
 """Masks as users get them: objects in Python, shares of the area as text, PNG files with a palette and overlays."""
 
+import base64
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +20,9 @@ from weft.report.text import to_csv
 from weft.tasks.results import ResultFolder
 from weft.tasks.segment.losses import resized
 from weft.tasks.task import ResultTexts
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 CHUNK = 2**26  # numbers that exist at once while answers are brought to a picture's size
 HINT = "Masks and overlays are written with --out FOLDER."
@@ -106,14 +111,32 @@ class MaskWriter:
         )
 
 
-def write_values(file: Path, mask: np.ndarray, values: Sequence[int], palette: np.ndarray) -> None:
-    """(H, W) classes as a PNG that has the value of each class, and its colour in the palette."""
+def mask_dict(prediction: MaskPrediction, classes: Sequence[str]) -> dict[str, Any]:
+    """Height and width, parts of the area, and the mask as a PNG whose values are positions in the classes."""
+    assert prediction.mask is not None
+    file = io.BytesIO()
+    mask_image(prediction.mask, range(len(classes)), palette(classes)).save(file, "PNG")
+    return {
+        "size": list(prediction.mask.shape),
+        "shares": shares(prediction.mask, classes),
+        "mask": base64.b64encode(file.getvalue()).decode(),
+    }
+
+
+def mask_image(mask: np.ndarray, values: Sequence[int], palette: np.ndarray) -> "Image.Image":
+    """(H, W) classes as an image that has the value of each class, and its colour in the palette."""
     from PIL import Image
 
     table = np.zeros((max(values) + 1, 3), np.uint8)
-    table[values] = palette
+    table[np.array(values)] = palette
     image = Image.fromarray(np.array(values, np.uint8)[mask])
     image.putpalette(table.tobytes())
+    return image
+
+
+def write_values(file: Path, mask: np.ndarray, values: Sequence[int], palette: np.ndarray) -> None:
+    """(H, W) classes as the PNG of `mask_image`."""
+    image = mask_image(mask, values, palette)
     write_atomic(file, lambda path: image.save(path, "PNG"))
 
 

@@ -29,7 +29,7 @@ from weft.tasks.segment import choose
 from weft.tasks.segment.evaluate import SegmentCollector
 from weft.tasks.segment.losses import PixelLoss, make_pixel_loss, resized
 from weft.tasks.segment.metrics import SegmentMeter
-from weft.tasks.segment.predict import MaskPrediction, MaskWriter, class_map
+from weft.tasks.segment.predict import MaskPrediction, MaskWriter, class_map, mask_dict
 from weft.tasks.segment.report import segment_values
 from weft.tasks.task import TaskFacts, to_device
 
@@ -137,6 +137,9 @@ class Segment:
 
     def unreadable(self, name: str, why: str) -> MaskPrediction:
         return MaskPrediction(name, None, why)
+
+    def to_dict(self, prediction: MaskPrediction) -> dict[str, Any]:
+        return mask_dict(prediction, self.classes)
 
     def results(self, pictures: GivenPictures, out: Path | None, *, top: int, score: float) -> MaskWriter:
         values = (self.mask_values, self.mask_colours)
