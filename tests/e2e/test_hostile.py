@@ -996,7 +996,8 @@ def test_pipes_devices_and_sockets_are_not_waited_for(command, run, tmp_path, ki
             if not (folder / name).exists():
                 os.mkfifo(folder / name)
         (folder / "zero.png").symlink_to("/dev/zero")
-        socket.socket(socket.AF_UNIX).bind(os.path.relpath(folder / "socket.png"))
+        with contextlib.chdir(folder):  # a socket's path may have 108 bytes
+            socket.socket(socket.AF_UNIX).bind("socket.png")
     given = table(data, "path,label", "{name},{label}") if kind == "table" else data
     code, out, err = command("check", given, "--json")
     if kind == "table":
