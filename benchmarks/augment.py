@@ -6,7 +6,8 @@
 RandAugment, then normalising, erasing and mixing, at 32 pixels in batches of 256 and at 224 pixels in batches of 128.
 "draw" is processor time of the host, "launched" and "replayed" are medians of the GPU's time from event to event.
 Beside them the policy for pictures that come from readers, which draws picture by picture and groups. --check ends with
-an error where a value is off by more than rounding, or where a replayed step is not the one that was launched.
+an error where a value is off by more than rounding, or where a replayed step is not the one that was launched. It also
+compares pictures with masks that are kept on the device with what readers make of them.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,10 @@ from torch import Tensor
 from weft.config import AugmentConfig
 from weft.data.augment.batch_policy import BatchJitter, BatchPolicy
 from weft.data.augment.device_policy import DevicePolicy
+from weft.data.augment.kept_pairs import KeptMasks
 from weft.data.augment.mix import BatchAugmentation
+from weft.data.augment.pairs import SegmentAugmentation
+from weft.data.keep import KeptPictures
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import MAX_PIXELS
 from weft.kernels.ops.augment import BICUBIC, BILINEAR, NEAREST, Code, augment_step
@@ -216,6 +221,41 @@ def check_replay() -> bool:
     return same and not torch.equal(first, outputs[0])
 
 
+def check_pairs(seeds: int) -> tuple[float, float, bool]:
+    """Kept pictures with masks next to the readers': mean difference, part of values that differ, if masks are equal.
+
+    On a GPU the launches are recorded with the rows of the first seed and replayed with those of the others.
+    """
+    config = AugmentConfig(img_size=96, rescale=[0.4, 2.2], class_limit=0.75, photometric=1.0, interpolation="random")
+    readers = SegmentAugmentation(config, replace(preprocessing(0), crop_mode="fit"), (96, 96))
+    files = [pixels(*size, 3).numpy() for size in ((120, 160), (96, 96), (40, 200), (333, 70))]
+    masks = [pixels(*file.shape[:2], top=9).numpy() for file in files]
+    pairs = KeptMasks(readers)
+    decoded = [pairs.decode(file, mask) for file, mask in zip(files, masks, strict=True)]
+    shapes = np.array([picture.shape[1:] for picture in decoded])
+    starts = torch.tensor([0, *(picture.numel() for picture in decoded[:-1])]).cumsum(0)
+    places = starts.to(DEVICE), torch.from_numpy(shapes).to(DEVICE)
+    flat = torch.cat([picture.flatten() for picture in decoded]).to(DEVICE)
+    pairs.keep(KeptPictures(flat, *places, shapes, 4, np.arange(len(files)), []), np.empty(0))
+    index = torch.arange(len(files), device=DEVICE)
+    rows = torch.stack([pairs.pair(*pair, 0)[0] for pair in zip(files, masks, strict=True)]).to(DEVICE)
+
+    def run() -> tuple[Tensor, Tensor]:
+        return pairs.augmented(index, rows), pairs.masks(index, rows)
+
+    replay, outputs = recorded(run) if DEVICE == "cuda" else (None, run())
+    differences, equal = [], True
+    for seed in range(10 * seeds):
+        rows.copy_(torch.stack([pairs.pair(*pair, seed)[0] for pair in zip(files, masks, strict=True)]))
+        found, shown = (replay(), outputs)[1] if replay else run()
+        for i, pair in enumerate(zip(files, masks, strict=True)):
+            picture, mask = readers.pair(*pair, seed)
+            differences.append((found[i].cpu().int() - picture.int()).abs().float().flatten())
+            equal &= torch.equal(shown[i].cpu(), mask)
+    off = torch.cat(differences)
+    return off.mean().item(), (off > 0).float().mean().item(), equal
+
+
 def check(seeds: int) -> bool:
     """Prints a line for each operation; whether all are right."""
     right = True
@@ -230,6 +270,10 @@ def check(seeds: int) -> bool:
     error = check_mix(seeds)
     right &= error < 1e-5
     print(f"{'erase and mix':15} off by at most {error:.1e}{'' if error < 1e-5 else '   WRONG'}")
+    mean, different, equal = check_pairs(seeds)
+    fine = equal and mean < 0.05 and different < 0.05
+    right &= fine
+    print(f"{'with masks':15} off by {mean:.1e} on average, {different:.1e} , masks {'equal' if equal else 'OFF'}")
     if DEVICE == "cuda":
         same = check_replay()
         right &= same

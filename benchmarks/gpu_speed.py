@@ -7,8 +7,9 @@
 bf16, 224 pixels, batch 128 to train and 256 to infer. A training step is forward, backward and AdamW in a plain loop.
 Every model in every column has a process of its own. Those of a group make their first steps side by side and then
 wait; from then on one at a time measures for a second, in several rounds whose order alternates, so that a slow moment
-of the machine hits all. What fails, or is not ready in time, is left out, and the file says why. Results of other
-models that the file has already stay in it.
+of the machine hits all. Last of all each counts the kernels of a step and how long they ran: a step that takes longer
+than its kernels waits for Python. What fails, or is not ready in time, is left out, and the file says why. Results of
+other models that the file has already stay in it.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import weft
 from weft.engine.compiling import compile_model
@@ -68,6 +71,7 @@ BATCH, SIZE, DEVICE = {"train": 128, "infer": 256}, 224, "cuda"
 FIRST_STEPS, WARM_UP, AT_ONCE = 7, 3, 5  # steps; `weft.replay` records in the fourth
 TRIES = 60  # of the first steps, where memory is short
 PATIENCE = 60.0  # seconds for one turn
+TURN, KERNELS = "turn", "kernels"  # what a process is asked for
 
 Row = dict[str, Any]
 interrupted = threading.Event()
@@ -168,15 +172,25 @@ def turn(step: Callable[[], Any], kind: str, seconds: float = 1.0) -> float:
     return statistics.median(found)
 
 
+def kernels(step: Callable[[], Any]) -> Row:
+    """What a step asks of the GPU alone: milliseconds and launches. Every later step of the process is slower."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds_of(step, AT_ONCE)
+    ran = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
+    ran = [event for event in ran if not event.is_user_annotation]  # a range that holds others, as the optimiser's
+    milliseconds = sum(event.self_device_time_total for event in ran) / 1000
+    return {"kernel_ms": milliseconds / AT_ONCE, "launches": round(len(ran) / AT_ONCE)}
+
+
 def work(name: str, column: str, kind: str) -> None:
-    """Says when it is ready, and measures at every line that comes in."""
+    """Says when it is ready, and does at every line that comes in what the line asks for."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what others print is no answer
     step, found = prepare_patiently(name, column, kind)
     torch.cuda.empty_cache()  # for those who are not ready yet
     print(json.dumps(found), file=answers)
-    for _ in sys.stdin:
-        found = {"turn": turn(step, kind)}
+    for line in sys.stdin:
+        found = kernels(step) if line.strip() == KERNELS else {"turn": turn(step, kind)}
         torch.cuda.empty_cache()
         print(json.dumps(found), file=answers)
 
@@ -226,15 +240,21 @@ class Worker:
         self.end()
         return {}
 
-    def take_turn(self) -> None:
+    def ask(self, what: str) -> Row:
         if self.row["error"]:
-            return
+            return {}
         with suppress(OSError):  # of a process that is gone, which `hear` notices
             assert self.process.stdin is not None
-            self.process.stdin.write("\n")
+            self.process.stdin.write(f"{what}\n")
             self.process.stdin.flush()
-        if found := self.hear(PATIENCE):
+        return self.hear(PATIENCE)
+
+    def take_turn(self) -> None:
+        if found := self.ask(TURN):
             self.row["turns"].append(found["turn"])
+
+    def count_kernels(self) -> None:
+        self.row |= self.ask(KERNELS)
 
     def end(self) -> None:
         if self.errors.closed:  # it has ended before, and its number may be another's now
@@ -255,6 +275,8 @@ def race(workers: list[Worker], rounds: int, ready: float) -> list[Row]:
         for i in range(rounds):
             for worker in workers[:: -1 if i % 2 else 1]:
                 worker.take_turn()
+        for worker in workers if rounds else ():
+            worker.count_kernels()
     except KeyboardInterrupt:
         interrupted.set()
         whole = min(len(worker.row["turns"]) for worker in workers)

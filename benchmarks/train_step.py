@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def time_parts(trainer: Trainer, batch: Batch, steps: int) -> dict[str, float]:
     task = trainer.task
     if trainer.recorded is None or task.kept is None or not isinstance(batch.pictures, DrawnPictures):
         return {}
-    prepare = RecordedStep(lambda index, rows: task.kept.prepare(index, rows)[0], tuple)  # pyright: ignore
+    prepare = RecordedStep(lambda *drawn: task.prepare(replace(batch, pictures=DrawnPictures(*drawn)), 0)[0], tuple)
     update = RecordedStep(lambda _: trainer.update(), trainer.step_state)
     index, rows = batch.pictures.to(trainer.device)
     found = {}

@@ -5,6 +5,7 @@ masks, these say what foreground is. Photographs that may not be passed on are d
 """
 
 import argparse
+import json
 import re
 import tempfile
 from collections import defaultdict
@@ -19,7 +20,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from weft.config import Config, override, read_yaml
-from weft.engine.log import METRICS, read_rows
 from weft.errors import WeftError
 from weft.explain.exhibits import READING, Exhibit, exhibits
 from weft.explain.explain import SHOWN as DRAWN
@@ -30,7 +30,7 @@ from weft.explain.heat import as_panel
 from weft.files import write_text
 from weft.report.figures import write_figure
 from weft.report.overlay import background
-from weft.report.run import History, data_name
+from weft.report.run import data_name
 from weft.run.evaluate import find_pictures
 from weft.run.predictor import load
 from weft.run.subjects import told_apart
@@ -181,9 +181,9 @@ def write(
 
 
 def _row(data: str, run: Path, explanation: Explanation) -> str:
-    best = History.of(read_rows(run / METRICS)).best or {}
-    scores = {"val_top1": "top-1", "val_miou": "mIoU", "val_mask_ap": "mask AP", "val_box_ap": "box AP"}
-    score = next((f"{name} {100 * best[key]:.1f} %" for key, name in scores.items() if best.get(key) is not None), "")
+    found = json.loads((run / "evaluation.json").read_text())
+    scores = {"top1": "top-1", "miou": "mIoU", "mask_ap": "mask AP", "box_ap": "box AP"}
+    score = next((f"{name} {100 * found[key]:.1f} %" for key, name in scores.items() if key in found), "")
     size = " x ".join(map(str, explanation.views[0].pixels.shape[:2]))
     return f"| {data} | `{explanation.subject.name}` | {size} | {score} | {explanation.pictures} |"
 

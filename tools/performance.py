@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_speed import PEERS, find, newest, ratio  # noqa: E402
+from gpu_speed import BATCH, PEERS, find, newest, ratio  # noqa: E402
 
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 SPEED, NONE = "pictures_per_second", "–"
@@ -28,6 +28,7 @@ NAMES = {
 }
 README = ("ceit_small", "cvt_13", "cetnet_tiny", "vitae_small", "vt_resnet50")
 SMALL = ("ceit_tiny", "ceit_small", "cvt_13", "cetnet_tiny", "vitae_tiny", "vitae_small", "vt_resnet18")
+NANO = ("ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano")
 
 Results = dict[str, Any]
 
@@ -115,6 +116,7 @@ GOALS = (
     (f"`weft.fast`, {COMPILED_TO}", ("ceit_small",), times("fast-compiled", "peer-compiled"), "at least", 0.75),
     (f"`weft.fast`, {COMPILED_TO}", ("cvt_13",), times("fast-compiled", "peer-compiled"), "at least", 2.0),
     ("seconds of the first step with `weft.fast`", SMALL, first, "at most", 15.0),
+    ("seconds of the first step with `weft.fast`", NANO, first, "at most", 8.0),
 )
 
 
@@ -140,6 +142,21 @@ def goals(results: Results) -> Iterator[str]:
 
 TRAINING = ("peer", "published", "plain", "fast", "replay")
 COMPILED = ("peer-compiled", "plain-compiled", "fast-compiled")
+
+
+def work(results: Results) -> Iterator[str]:
+    """Milliseconds of a step, those that its kernels ran, and how many there were."""
+    rows = []
+    for name in PEERS:
+        for column in ("peer", "published", "plain", "peer-compiled", "plain-compiled"):
+            row = find(results, name, "train", column)
+            if "kernel_ms" in row and SPEED in row:
+                title = NAMES[column.partition("-")[0]] + ", compiled" * column.endswith("compiled")
+                step = BATCH["train"] * 1000 / row[SPEED]
+                rows.append([f"`{name}`", title, f"{step:.1f}", f"{row['kernel_ms']:.1f}", f"{row['launches']:,}"])
+    yield from markdown(["model", "", "step, ms", "its kernels, ms", "kernels"], rows)
+
+
 TABLES: dict[str, Callable[[Results], Iterator[str]]] = {
     "where": where,
     "training": partial(
@@ -149,7 +166,7 @@ TABLES: dict[str, Callable[[Results], Iterator[str]]] = {
         ratios=[("plain", "peer"), ("plain", "published"), ("fast", "plain"), ("replay", "peer")],
     ),
     "memory": partial(table, kind="train", columns=[*TRAINING, *COMPILED], value="gib", form=".1f"),
-    "first": partial(table, kind="first", columns=["plain", "fast", "replay"], value="first_seconds", form=".1f"),
+    "first": partial(table, kind="first", columns=["fast"], value="first_seconds", form=".1f", models=(*PEERS, *NANO)),
     "compiled": partial(
         table, kind="train", columns=COMPILED, ratios=[(column, "peer-compiled") for column in COMPILED[1:]]
     ),
@@ -163,6 +180,7 @@ TABLES: dict[str, Callable[[Results], Iterator[str]]] = {
     "inference-compiled": partial(
         table, kind="infer", columns=("peer-compiled", "fuse-compiled"), ratios=[("fuse-compiled", "peer-compiled")]
     ),
+    "work": work,
     "goals": goals,
     "speed": partial(
         table, kind="train", columns=TRAINING, ratios=[("fast", "peer"), ("replay", "peer")], models=README

@@ -68,7 +68,7 @@ class DataConfig:
     fraction: float = key(1.0, "train on a stratified part of the training pictures", above=0, most=1)
     channels: int = key(0, "channels of the model's input; 0: as the pictures have", least=0)
     balance: Balance = key("none", "against class imbalance: draw rare classes more often, weigh, or shift the logits")
-    workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none", least=-1)
+    workers: int = key(-1, "processes that read pictures; -1: from the machine, 0: none", least=-1, most=1024)
     keep: Literal["auto", "device", "memory", "no"] = key(
         "auto", "decode pictures once and keep them: on the device that trains, in memory, or not; auto: what fits"
     )
@@ -197,7 +197,9 @@ class RunConfig:
     replay: bool = key(
         True, "GPU: record the model's launches once and replay them; not with fsdp, sync_bn, deterministic, detection"
     )
-    threads: int = key(0, "threads of a CPU that compute; 0: as many as are fastest here, tried out", least=0)
+    threads: int = key(
+        0, "threads of a CPU that compute; 0: as many as are fastest here, tried out", least=0, most=1024
+    )
     channels_last: bool = key(False, "memory format of the input and of convolution weights")
     device: str = key("auto", "auto, cpu, cuda or cuda:N")
     sync_bn: bool = key(False, "BatchNorm statistics over all processes (CUDA)")

@@ -17,12 +17,12 @@ class NestedTooDeeply(WeftError):
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; WeftError where it is none, OSError where it cannot be read."""
-    return parse_yaml(_text(path), path)
+    return parse_yaml(read_text(path), path)
 
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; WeftError where it is none, OSError where it cannot be read."""
-    return parse_json(_text(path), path)
+    return parse_json(read_text(path), path)
 
 
 def parse_yaml(text: str, where: object) -> Any:
@@ -59,7 +59,8 @@ def to_json(content: Any, indent: int | None = None) -> str:
         return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file; WeftError where it is none, OSError where it cannot be read."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise WeftError(f"{path} is no file.")
     try:

@@ -1,9 +1,10 @@
 """Files that are either whole or not there: written under a temporary name, forced to disk, renamed."""
 
+import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
     Whatever happens on the way (a kill, a full disk), `path` is what it was before or what it should become.
     """
-    try:
+    with errors_name(path):
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary_folder:
             temporary = Path(temporary_folder) / path.name
             write(temporary)
@@ -25,7 +26,14 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
             os.replace(temporary, path)
         if os.name == "posix":  # elsewhere a folder cannot be opened
             _sync(path.parent)
-    except OSError as error:  # with a name that somebody knows, not the temporary one
+
+
+@contextlib.contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Gives the system's errors a name that somebody knows, where they have a temporary one or none."""
+    try:
+        yield
+    except OSError as error:
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
 
 
@@ -40,8 +48,9 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: dict[st
     try:
         write_atomic(path, lambda temporary: safetensors.torch.save_file(dict(tensors), temporary, metadata))
     except safetensors.SafetensorError as error:
-        full = "No space left" in str(error) or "os error 28" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+        if "No space left" in str(error) or "os error 28" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise OSError(errno.EIO, str(error), str(path)) from error
 
 
 def _umask() -> int:

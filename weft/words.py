@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
+LONGEST = 300  # characters of a name; file systems have no more than 255 in one
+
 
 def many(n: int, what: str) -> str:
     """`1 picture`, `3 pictures`, `2 classes`."""
@@ -15,8 +17,11 @@ def listed(words: Sequence[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """`'a', 'b' and 7 more`."""
-    shown = ", ".join(map(repr, names[:most]))
+    """`'a', 'b' and 7 more`; of very long names the ends."""
+    ends = (
+        name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}...{name[-LONGEST // 2 :]}" for name in names[:most]
+    )
+    shown = ", ".join(map(repr, ends))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 

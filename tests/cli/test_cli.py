@@ -50,6 +50,7 @@ def test_threads_sleep_on_a_busy_machine(load, given, sleeps):
     """In time: the OpenMP that comes with torch says how often a thread looks before it sleeps."""
     code = f"""
 import os
+os.environ.pop("OMP_WAIT_POLICY", None)  # which `main`, called by other tests, sets where the machine is busy
 os.environ |= {{"OMP_DISPLAY_ENV": "verbose", **({{"OMP_WAIT_POLICY": {given!r}}} if {given!r} else {{}})}}
 os.getloadavg, os.cpu_count = lambda: ({load}, 1.0, 1.0), lambda: 2
 from weft.cli.app import main

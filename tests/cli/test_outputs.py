@@ -12,7 +12,10 @@ import weft
 from tests.helpers.places import ROOT
 from tests.helpers.small_runs import make_pictures, refused
 from weft.cli import outputs
+from weft.data.check.check import check
 from weft.data.given import GivenPictures
+from weft.data.sources.open import open_source
+from weft.report.check_page import write_page
 from weft.report.page import render
 from weft.study.speed.report import facts
 from weft.tasks.classify.predict import LabelWriter, Prediction
@@ -34,6 +37,7 @@ def place(tmp_path, monkeypatch, model):
     (tmp_path / "data" / "labels.csv").write_text(LABELS)
     shutil.copytree(tmp_path / "data", tmp_path / "more")
     shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / "report.html").write_text(render("explain.html.j2", explanations=[], sections=[]))
     (tmp_path / "thesis.txt").write_text("three years")
     (tmp_path / "link").symlink_to("thesis.txt")
     (tmp_path / "empty").touch()
@@ -62,12 +66,19 @@ REFUSED = {
     "what a link leads to": ([*PREDICT, "data", "--csv", "link"], "Weft did not write it"),
     "somebody's page": (["check", "data", "--out", "thesis.txt"], "Weft did not write it"),
     "somebody's numbers": (["bench", "cvt_nano", "--json", "thesis.txt"], "Weft did not write it"),
+    "the report of a run": (["check", "data", "--out", "model/report.html"], "Weft did not write it"),
     "part of the model": ([*PREDICT, "data", "--json", "model/config.json"], "part of the run"),
     "a pipe": ([*PREDICT, "data", "--csv", "pipe"], "no file"),
     "a device": ([*PREDICT, "data", "--csv", "/dev/null"], "no file"),
     "one file for two": ([*PREDICT, "data", "--csv", "new", "--json", "./new"], "the same file"),
 }
-MAY_BE_FORCED = {"somebody's file", "what a link leads to", "somebody's page", "somebody's numbers"}
+MAY_BE_FORCED = {
+    "somebody's file",
+    "the report of a run",
+    "what a link leads to",
+    "somebody's page",
+    "somebody's numbers",
+}
 HAS_NO_FORCE = {"a new folder in the data", "a study in the data"}
 CASES = [(case, False) for case in REFUSED]
 CASES += [(case, True) for case in REFUSED if case not in MAY_BE_FORCED | HAS_NO_FORCE]
@@ -110,6 +121,8 @@ def test_pictures_that_a_run_was_trained_on_are_never_replaced(command, place, t
     for file in ("one.png", "new.csv"):
         answer = command(*PREDICT, "data", "--csv", trained / "a" / file, "--force")
         assert answer[0] == 2, answer
+    for name in ("predict", "explain"):
+        refused(command(name, "model", "data", "--out", trained / "new"), "lies inside the data")
     assert [path.name for path in (trained / "a").iterdir()] == ["one.png"]
     assert (trained / "a" / "one.png").read_bytes() == before
 
@@ -134,9 +147,11 @@ def test_all_that_is_written_is_recognised_and_nothing_else(tmp_path):
     texts = [writer.close() for writer in (labels, masks, objects, nothing)]
     written = {(outputs.TABLE, text.csv) for text in texts} | {(outputs.PREDICTIONS, text.json) for text in texts}
     written.add((outputs.MEASUREMENTS, json.dumps({**facts(), "rows": []}, indent=2)))
-    empty = dict(explanations=[], sections=[])
-    written.add((outputs.PAGE, render("explain.html.j2", **empty)))  # on the same template as that of `check`
-    others = ["name,age\nx,7\n", '[{"name": "x", "age": 7}]', "<!doctype html><title>mine</title>", "{}", LABELS]
+    source = open_source(str(make_pictures(tmp_path / "data", each=1)))
+    write_page(check(source, None), source, tmp_path / "page.html")
+    written.add((outputs.PAGE, (tmp_path / "page.html").read_text()))
+    others = [render("explain.html.j2", explanations=[], sections=[])]  # another page, which `check` does not replace
+    others += ["name,age\nx,7\n", '[{"name": "x", "age": 7}]', "<!doctype html><title>mine</title>", "{}", LABELS]
     for ours, text in written:
         (tmp_path / "file").write_text(text)
         assert outputs._begins(tmp_path / "file", ours), text[:200]

@@ -49,7 +49,7 @@ def test_window_is_that_of_the_padded_picture(channels):
     found = augmentation.crop(store, torch.arange(len(pictures)), torch.from_numpy(rows))
     assert {tuple(row[4:6]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     for picture, row, got in zip(pictures, rows.astype(int), found, strict=True):
-        top, left, _, _, flip, vflip, _ = row
+        top, left, _, _, flip, vflip, *_ = row
         assert -3 <= top <= picture.shape[1] + 3 - 8
         window = F.pad(picture, [3] * 4)[:, top + 3 : top + 11, left + 3 : left + 11]
         expected = window.flip([axis for axis, mirror in ((2, flip), (1, vflip)) if mirror])
@@ -66,7 +66,7 @@ def test_resized_box_is_that_of_the_readers(interpolation):
     found = augmentation.crop(store, torch.arange(len(pictures)), torch.from_numpy(rows))
     assert len(set(rows[:, 6])) == (2 if interpolation == "random" else 1)
     for picture, row, got in zip(pictures, rows.astype(int), found, strict=True):
-        top, left, height, width, flip, _, mode = row
+        top, left, height, width, flip, _, mode, *_ = row
         expected = resize(picture[:, top : top + height, left : left + width], (9, 9), MODES[mode])
         assert torch.equal(got, expected.flip(2) if flip else expected)
 
@@ -147,8 +147,8 @@ def test_what_is_not_known_is_left_to_the_readers(settings, known):
 
 def test_windows_may_leave_the_picture_on_all_sides():
     picture = noise(2, 3, 1)
-    rows = torch.tensor([[-1.0, -2, 4, 6, 0, 0, 0]])
-    found = cut_windows(picture.flatten(), torch.zeros(1, dtype=torch.int64), torch.tensor([[2, 3]]), rows, 1, 4, 6)
+    rows = torch.tensor([[-1.0, -2, 4, 6, 0, 0, 0, 4, 6]])
+    found = cut_windows(kept([picture]), torch.tensor([0]), rows, range(1), (4, 6))
     assert torch.equal(found[0], F.pad(picture, [2, 1, 1, 1]))
 
 

@@ -213,6 +213,13 @@ def test_numbers_of_a_good_set(tmp_path):
     assert {problem.kind: problem.severity for problem in answer.problems} == {"crowd": "note", "no-objects": "note"}
 
 
+def test_crowds_alone_are_nothing_to_learn(tmp_path):
+    source = one(tmp_path, thing(1, [0, 0, 4, 4], iscrowd=1), thing(2, [0, 0, 20, 10], image=2, iscrowd=1), images=2)
+    (problem,) = found(source).problems
+    assert (problem.severity, problem.count) == ("error", 2)
+    assert "nothing to learn" in problem.text
+
+
 def test_a_quick_check_looks_at_a_sample_and_at_joined_sets(tmp_path):
     source = open_nuclei("detect")
     answer = found(source, quick=True, seconds=0.2)

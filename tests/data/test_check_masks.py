@@ -10,12 +10,15 @@ import torch
 from PIL import Image
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from weft.config import DataConfig
 from weft.data.check.findings import Problem
 from weft.data.check.masks import MaskFindings, check_masks
 from weft.data.check.scan import LookLimits
 from weft.data.masks.folders import open_masks
 from weft.data.sources.renamed import RenamedTargets
 from weft.data.sources.source import JoinedReaders, Source
+from weft.data.split import make_split
+from weft.errors import WeftError
 
 COUNT = 20
 
@@ -169,7 +172,10 @@ def test_only_one_class(root: Path) -> None:
     for i in range(COUNT):
         Image.new("L", (16, 12), 0).save(root / f"masks/{i:02}.png")
     (root / "classes.txt").unlink()
-    assert "nothing to tell apart" in only(check(open_masks(str(root))), "one-class").text
+    source = open_masks(str(root))
+    assert "nothing to tell apart" in only(check(source), "one-class").text
+    with pytest.raises(WeftError, match="only one class"):  # a mean IoU of 100 % would say nothing
+        make_split(source, DataConfig(), 0)
 
 
 def test_palettes_that_differ(root: Path) -> None:

@@ -142,6 +142,10 @@ def test_a_changed_box_or_shape_changes_the_fingerprint(tmp_path):
         ('{"images": []}', "has no images"),
         ('{"images": [{"id": 1, "file_name": "1.png"}]}', "has no categories"),
         (
+            '{"images": [{"id": 1, "file_name": "1.png", "width": -1}]}',
+            "can be used: a.json, images, id 1 has a size of",
+        ),
+        (
             '{"images": [{"id": 1, "file_name": "no.png"}], "categories": [{"id": 1, "name": "a"}]}',
             "none of its pictures",
         ),

@@ -25,7 +25,8 @@ from weft.data.augment.pairs import (
     SegmentAugmentation,
     align,
     colours,
-    distort,
+    draw_colours,
+    recolour,
     varied,
 )
 from weft.data.boxes.objects import Objects
@@ -262,13 +263,13 @@ def test_distortion_is_the_same_at_all_depths(channels: int) -> None:
         found = []
         for picture, depth in ((eight, 8), (eight / 255, 16)):
             random.seed(seed)
-            found.append(distort(picture, 1.0, depth))
+            found.append(recolour(picture, draw_colours(1.0, channels, depth), depth))
         assert found[0].dtype == torch.uint8
         torch.testing.assert_close(found[0] / 255, found[1], atol=0.51 / 255, rtol=0)
         changed.append(not torch.equal(found[0], eight))
     assert 0.6 < np.mean(changed) < 1  # one in 4, or in 16, is left as it is
     random.seed(0)
-    assert torch.equal(distort(eight, 0.0, 8), eight)
+    assert torch.equal(recolour(eight, draw_colours(0.0, channels, 8), 8), eight)
 
 
 # -- pictures and objects ----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import RunProgress, read_header
 from weft.run import session
+from weft.run.resume import read_settings
 
 STEPS = 4  # 10 training pictures, batches of 4, 2 epochs
 LAYOUTS = {"fpn": "masks", "mask-rcnn": "coco"}
@@ -96,6 +97,36 @@ def test_interrupted_run_ends_with_the_same_bits(monkeypatch, data, whole, tmp_p
     assert any(key.startswith("optim.") for key in state_of(run))
     assert differences(whole[head], run) == []
     assert without_times(run) == without_times(whole[head])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_pictures_on_the_device_change_nothing_stopped_or_not(monkeypatch, data, whole, tmp_path, head):
+    """Readers draw as always, and the plain way of the device is exact: bits are those of pictures that are read."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt(patch, "step", STEPS // 2 + 1)
+        with pytest.raises(Killed):
+            tiny_run(data[head], run, **settings_of(head, data__keep="device", data__workers=2))
+    assert read_settings(run).data.keep == "device"
+    weft.train(resume=run, quiet=True)
+    assert differences(whole[head], run) == []
+    assert without_times(run) == without_times(whole[head])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_picture_with_a_good_head_and_a_damaged_middle_is_left_out_on_the_device_too(tmp_path, head):
+    """Those who draw read heads alone; weights are those of readers, who notice."""
+    data = make_squares(tmp_path / "data", LAYOUTS[head], count=24, side=40)
+    picture = next(path for path in sorted(data.rglob("3.png")) if "mask" not in path.parent.name)
+    content = bytearray(picture.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 200] = bytes(value ^ 0x5A for value in content[middle : middle + 200])
+    picture.write_bytes(content)
+    settings = settings_of(head, data__bad_files=0.2)
+    runs = {how: tiny_run(data, tmp_path / how, data__keep=how, **settings).folder for how in ("memory", "device")}
+    assert differences(runs["memory"], runs["device"]) == []
+    bad = [read_header(run)["progress"].bad for run in runs.values()]
+    assert bad[0].keys() == bad[1].keys() != set()
 
 
 @pytest.mark.slow
@@ -172,8 +203,8 @@ def events(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("step", [pytest.param(0, marks=SLOW), 2])
-def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data, tmp_path, head, step):
+@pytest.mark.parametrize(("step", "keep"), [pytest.param(0, "no", marks=SLOW), (2, "device")])
+def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data, tmp_path, head, step, keep):
     """The run is one that never saw the pictures of that step."""
     with monkeypatch.context() as patch:
         patch.setattr(session, "RunProgress", lambda **values: RunProgress(**values, skipped=[step]))
@@ -189,7 +220,7 @@ def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data,
         return totals
 
     monkeypatch.setattr(Trainer, "gradients", gradients)
-    run = tiny_run(data[head], tmp_path / "run", **settings_of(head)).folder
+    run = tiny_run(data[head], tmp_path / "run", **settings_of(head, data__keep=keep)).folder
     assert differences(tmp_path / "without", run) == []
     [text] = events(run)
     assert f"step {step}" in text
@@ -197,7 +228,7 @@ def test_batch_without_finite_gradient_is_undone_and_left_out(monkeypatch, data,
     [dumped] = (run / "trouble").iterdir()
     tensors = safetensors.torch.load_file(dumped)
     assert {tuple(t.shape) for key, t in tensors.items() if key.startswith("pictures")} <= {(4, 3, 32, 32), (3, 32, 32)}
-    assert any(key.startswith("labels") for key in tensors)  # masks or boxes
+    assert any(key.startswith("labels") and tensor.numel() for key, tensor in tensors.items())  # masks or boxes
     assert all(tensor.isfinite().all() for tensor in state_of(run).values())
 
 
@@ -263,13 +294,14 @@ def test_no_picture_counts_twice_in_validation(data, tmp_path, head, count):
     assert several == one != {}
 
 
+@pytest.mark.parametrize("keep", ["device", pytest.param("no", marks=SLOW)])
 @pytest.mark.parametrize("head", [HEADS[0], pytest.param(HEADS[1], marks=SLOW)])
-def test_two_processes_arrive_at_the_weights_of_one(data, tmp_path, head):
+def test_two_processes_arrive_at_the_weights_of_one(data, tmp_path, head, keep):
     """But for rounding; a detector draws the anchors that it learns from, in each process its own: not the same bits,
     but the same data in the same steps, so nearly the same loss."""
     settings = same_weights(head)
     tiny_run(data[head], tmp_path / "alone", **settings)
-    in_processes(2, data[head], tmp_path / "run", settings)
+    in_processes(2, data[head], tmp_path / "run", settings | dict(data__keep=keep))
     if head == "fpn":
         assert_close(tmp_path / "alone", tmp_path / "run")
     losses = [

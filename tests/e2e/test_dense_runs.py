@@ -65,6 +65,14 @@ def test_from_pictures_to_answers(tmp_path, head):
     (assert_objects if detects else assert_masks)(moved, data, tmp_path / "answers")
 
 
+@pytest.mark.parametrize(("layout", "head"), [("voc", "faster-rcnn"), ("coco", "mask-rcnn")])
+def test_demo_recipe_takes_boxes_without_outlines(tmp_path, no_report, layout, head):
+    """It is what the docs recommend on a CPU, whatever the boxes."""
+    data = make_squares(tmp_path / "data", layout, count=4)
+    run = tiny_run(data, tmp_path / "run", recipe="demo-detect", epochs=1, img_size=48, batch=2).folder
+    assert read_yaml(run / "config.yaml")["model.head"] == head
+
+
 def assert_learned(run: weft.Run, constant: float) -> None:
     """The loss falls, and no answer that ignores the picture is as good."""
     losses = [row["train_loss"] for row in epochs_of(run.folder)]

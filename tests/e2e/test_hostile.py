@@ -19,6 +19,7 @@ C7  test_loop.test_full_disk_loses_nothing test_hostile.test_a_disk_that_is_real
     test_hostile.test_a_replaced_state_leaves_the_disk
     test_hostile.test_the_file_that_was_given_is_named_where_the_disk_is_full
     test_hostile.test_where_explain_cannot_write_is_said_before_it_computes
+    test_hostile.test_a_full_disk_keeps_nothing_by_halves
 C8  test_hostile.test_state_holds_all_that_a_run_depends_on test_resume.test_interrupted_run_ends_with_the_same_bits
     test_sampler.test_steps_are_pure_functions test_augment_picture.test_augmentation_is_a_function_of_the_seed
 C9  test_loop.test_two_runs_never_share_a_folder test_loop.test_folder_of_another_run_is_refused
@@ -46,6 +47,7 @@ N4  test_loader.test_memory_of_workers_does_not_grow test_loader.test_small_shar
     test_hostile.test_small_shared_memory_is_told_by_the_command
 I1  test_read.test_bombs_are_refused_before_they_explode test_read.test_hostile_files_get_one_line
     test_hostile.test_frames_count_as_pixels test_check.test_too_large_pictures_are_named_and_not_decoded
+    test_hostile.test_threads_of_pixels_do_not_grow
 I2  test_read.test_hostile_files_get_one_line test_hostile.test_bad_pictures_are_left_out_and_listed
     test_hostile.test_too_many_bad_pictures_stop test_hostile.test_pictures_that_turn_out_bad_are_listed_or_stop
     test_hostile.test_validation_without_a_readable_picture test_check.test_severities_and_reasons
@@ -81,12 +83,15 @@ And what that checklist does not have, found by people who were careless or mean
 
 O1  Outputs that are files replace nothing but what Weft wrote, never data, never an input.
     test_outputs.test_nothing_of_others_is_overwritten test_outputs.test_what_weft_wrote_is_written_again
+    test_outputs.test_pictures_that_a_run_was_trained_on_are_never_replaced
 O2  YAML and JSON that are nested deeply, or that aliases make very large, end in one line.
     test_hostile.test_documents_nested_deeply_get_one_line test_hostile.test_documents_that_grow_get_one_line
     test_documents.test_what_is_no_document_gets_one_line
+    test_hostile.test_documents_that_were_changed_get_one_line
 O3  Pipes, sockets and devices are never waited for; links that lead round are left out and listed.
     test_hostile.test_pipes_devices_and_sockets_are_not_waited_for
     test_hostile.test_links_that_lead_round_are_left_out_and_listed
+    test_hostile.test_a_pipe_in_the_place_of_a_file_is_not_waited_for
 O4  Escape sequences in names never reach the terminal.
     test_hostile.test_escape_sequences_never_reach_the_terminal test_outputs.test_tables_on_a_terminal_are_clean
     test_house.test_rule_is_kept
@@ -102,12 +107,38 @@ O7  Exit codes are those that shells expect.
     test_search.test_networks_that_fail_are_said test_predict.test_predict_fails_where_everything_does
 O8  Commands that are recommended can be pasted, whatever the paths in them.
     test_hostile.test_the_command_that_is_recommended_works test_house.test_rule_is_kept
+O9  Numbers do not flatter: no copy of what validates trains, what nobody could learn does not count, a temperature that
+    does not help is 1, a result has beside it what guessing reaches, one class is nothing to tell apart.
+    test_copies.test_no_picture_that_validates_has_a_copy_that_trains
+    test_copies.test_the_error_names_what_the_data_itself_leaks
+    test_unlearned.test_a_class_that_only_validates_is_not_measured
+    test_classify_evaluate.test_a_temperature_that_does_not_help_is_1
+    test_coco.test_two_categories_of_one_name_are_found
+    test_outlook.test_the_commonest_class_and_guessing_stand_beside_the_result
+    test_outlook.test_too_little_training_is_told test_outlook.test_a_curve_that_still_rises_is_told
+    test_check_masks.test_only_one_class test_check_boxes.test_crowds_alone_are_nothing_to_learn
+O10 Whatever the data, the defaults train: 16 bits and floats, boxes without outlines.
+    test_engine.test_other_channels_and_depths_train test_wide.test_policies_keep_the_depth
+    test_dense_runs.test_demo_recipe_takes_boxes_without_outlines
+O11 A busy machine neither makes steps many times slower nor breaks a limit of time.
+    test_pace.test_threads_that_are_fastest_are_chosen test_cli.test_threads_sleep_on_a_busy_machine
+    test_clock.test_a_run_ends_with_its_minutes_whatever_the_trial_said
+    test_clock.test_a_machine_that_collapses_is_told_and_the_time_kept
+O12 Without a network, one line comes soon and nothing stays behind.
+    test_initial.test_without_a_network_one_line_comes_soon_and_no_folder_stays
+    test_initial.test_weights_in_the_cache_need_no_network
+O13 Files that may not be read are said to be, not to be damaged or missing.
+    test_hostile.test_files_that_may_not_be_read_are_said_to_be
+O14 Names and paths of any length are said in a line that can be read.
+    test_hostile.test_very_long_names_get_one_short_line
 """
 
 import ast
 import contextlib
 import copy
+import errno
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -128,6 +159,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -141,6 +173,7 @@ from weft.engine import loop
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.state import STATE, read_header
+from weft.files import write_text
 from weft.run.session import RunSession
 
 OPTIONS = {name.replace("__", "."): value for name, value in TINY.items() if name != "quiet"}
@@ -428,6 +461,22 @@ def test_the_file_that_was_given_is_named_where_the_disk_is_full(command, pictur
     assert ".saving" not in answer[2]
 
 
+@pytest.mark.parametrize(
+    "args", [["convert", "WEIGHTS", "--model", "cvt_nano"], ["export", "RUN", "--to", "torch"], ["export", "RUN"]]
+)
+def test_a_full_disk_keeps_nothing_by_halves(command, monkeypatch, run, small_disk, tmp_path, args):
+    """The folder is named, not a temporary one, and is gone."""
+    torch.save(timm.create_model("cvt_nano", num_classes=2).state_dict(), tmp_path / "weights.pt")
+    monkeypatch.setattr("weft.export.export.write_text", lambda path, text: fill(small_disk) or write_text(path, text))
+    if "--to" in args or args[0] == "convert":
+        fill(small_disk)
+    places = {"RUN": run, "WEIGHTS": tmp_path / "weights.pt"}
+    answer = command(*(places.get(word, word) for word in args), "--out", small_disk / "made")
+    refused(answer, f"{small_disk / 'made'}", "No space left on device.")
+    assert "os error" not in answer[2]
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
 def test_where_explain_cannot_write_is_said_before_it_computes(command, monkeypatch, pictures, run, tmp_path):
     (tmp_path / "FILE").write_text("x")
     monkeypatch.setattr("weft.explain.compare.explain_subjects", lambda *args, **options: pytest.fail("it computes"))
@@ -683,6 +732,18 @@ def test_frames_count_as_pixels(run, tmp_path, format):
         assert is_good or "24 x 20 x 3 frames pixels are more than data.max_pixels=1000" in prediction.error
 
 
+@pytest.mark.parametrize("size", [(1, 100_000), (100_000, 1)])
+def test_threads_of_pixels_do_not_grow(run, tmp_path, size):
+    """A few bytes whose short side, were it as long as the model's, would make the picture fill the memory."""
+    Image.new("RGB", size).save(tmp_path / "thin.png")
+    photo().save(tmp_path / "good.png")
+    predictor = weft.load(run, device="cpu")
+    predictor.preprocessing = replace(predictor.preprocessing, size=(64, 64))
+    good, thin = predictor.predict([tmp_path / "good.png", tmp_path / "thin.png"])
+    assert good.error == ""
+    assert f"{size[0]} x {size[1]} pixels are too thin" in thin.error
+
+
 FITS = b"".join(
     f"{card:80}".encode()
     for card in (
@@ -787,11 +848,15 @@ def table(folder: Path, header: str, row: str) -> Path:
     [
         (["DATA", "--img-size", 200_000], ["does not fit into memory", "--img-size"]),
         (["DATA", "--img-size", -1], ["augment.img_size"]),
+        (["DATA", "--img-size", 1], ["augment.img_size=1"]),  # at which torch crashes
         (["DATA", "--batch", 1], ["BatchNorm", "--batch"]),
         (["DATA", "--batch", "many"], ["run.batch", "whole number"]),
         (["DATA", "--seed", 2**70], ["run.seed"]),
         (["DATA", "--fraction", 0], ["data.fraction"]),
         (["DATA", "--epochs", 0], ["run.epochs"]),
+        (["DATA", "--run.threads", 100_000], ["run.threads", "at most 1024"]),  # at which OpenMP crashes
+        (["DATA", "--data.workers", 100_000], ["data.workers", "at most 1024"]),
+        (["DATA", "--out", "LOOP"], ["LOOP", "leads to itself"]),
         (["DATA", "--lr", "nan"], ["optim.lr"]),
         (["DATA", "DATA"], ["DATA"]),
         (["DATA", "--out", "DATA/run"], ["lies inside the data"]),
@@ -809,11 +874,12 @@ def table(folder: Path, header: str, row: str) -> Path:
 )
 def test_what_cannot_work_gets_one_line(command, run, tmp_path, args, words):
     (tmp_path / "FILE").write_text("x")
+    (tmp_path / "LOOP").symlink_to("LOOP")
     data = make_pictures(tmp_path / "DATA")
     make_pictures(tmp_path / "VAL", seed=1)
     before = everything(data)
     places = dict(RUN=str(run))
-    places |= {name: str(tmp_path / name) for name in ("DATA", "VAL", "FILE", "OUT")}
+    places |= {name: str(tmp_path / name) for name in ("DATA", "VAL", "FILE", "LOOP", "OUT")}
     given = [re.sub("|".join(places), lambda found: places[found[0]], str(arg)) for arg in args]
     if "--resume" not in args:
         mine = {str(arg)[2:].replace("-", "_"): None for arg in args if str(arg).startswith("--")}
@@ -855,12 +921,17 @@ def test_files_among_class_folders_are_no_classes(command, tmp_path):
         ["predict", "RUN", "DATA", "--csv", "FILE/x"],
         ["predict", "RUN", "DATA", "--json", "DATA"],
         ["check", "DATA", "--out", "FILE/x"],
+        ["check", "DATA", "--out", "LOOP"],
+        ["predict", "RUN", "DATA", "--csv", "LOOP"],
+        ["explain", "RUN", "DATA", "--out", "LOOP"],
+        ["export", "RUN", "--out", "LOOP"],
     ],
     ids=" ".join,
 )
 def test_wrong_places_of_other_commands_get_one_line(command, pictures, run, tmp_path, args):
     (tmp_path / "FILE").write_text("x")
-    places = {"FILE": str(tmp_path / "FILE"), "RUN": str(run), "DATA": str(pictures)}
+    (tmp_path / "LOOP").symlink_to("LOOP")
+    places = {"FILE": str(tmp_path / "FILE"), "LOOP": str(tmp_path / "LOOP"), "RUN": str(run), "DATA": str(pictures)}
     answer = command(*(re.sub("|".join(places), lambda found: places[found[0]], arg) for arg in args))
     refused(answer)
     assert answer[1] == ""
@@ -974,6 +1045,71 @@ def test_exit_code_of_whatever_was_interrupted(command, monkeypatch, run, pictur
     assert (code, err.splitlines()[-1]) == (130, "weft: interrupted; everything saved so far is intact.")
 
 
+# Long names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["check", "LONG"], 2),
+        (["check", "TABLE"], 2),
+        (["predict", "RUN", "LONG"], 1),
+        (["predict", "RUN", "TABLE"], 1),
+        (["predict", "LONG", "DATA"], 2),
+        (["train", "DATA", "--out", "LONG"], 2),
+        (["train", "DATA", "--config", "LONG"], 2),
+        (["train", "DATA", "--recipe", "LONG"], 2),
+        (["train", "DATA", "--init", "LONG"], 2),
+        (["train", "--resume", "LONG"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_very_long_names_get_one_short_line(command, pictures, run, tmp_path, args, code):
+    (tmp_path / "table.csv").write_text(f"path,label\n{'x' * 200_000},a\n{next(pictures.rglob('*.png'))},b\n")
+    places = {"LONG": "x" * 300, "TABLE": tmp_path / "table.csv", "DATA": pictures, "RUN": run}
+    found, _, err = command(*(places.get(word, word) for word in args))
+    assert found == code, err
+    assert len(err.splitlines()) == (code == 2)
+    assert len(err) < 1000
+
+
+# Files of others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "args"),
+    [
+        ("model.safetensors", ["predict", "RUN", "DATA"]),
+        ("model.safetensors", ["train", "DATA", "--init", "RUN", "--out", "OUT"]),
+        ("config.yaml", ["predict", "RUN", "DATA"]),
+        ("instances.json", ["check", "BOXES"]),  # which would be read as pictures without boxes
+        ("1.png", ["predict", "RUN", "DATA/class 0/1.png"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_files_that_may_not_be_read_are_said_to_be(command, monkeypatch, pictures, run, tmp_path, file, args):
+    """Not to be damaged, nor missing."""
+    boxes = make_squares(tmp_path / "boxes", "coco", count=3)
+    (found,) = (boxes / "annotations").iterdir()
+    found.rename(found.with_name("instances.json"))
+    open_as_usual, may_as_usual = io.open, os.access
+
+    def opened(path, *args, **settings):
+        if str(path).endswith(file):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_as_usual(path, *args, **settings)
+
+    monkeypatch.setattr("io.open", opened)  # what Path.open calls
+    monkeypatch.setattr("builtins.open", opened)
+    monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith(file) and may_as_usual(path, mode))
+    places = {"DATA": pictures, "RUN": run, "BOXES": boxes, "OUT": tmp_path / "out"}
+    given = [re.sub("|".join(places), lambda match: str(places[match[0]]), word) for word in args]
+    code, out, err = command(*given, *options()[: 2 * (args[0] == "train")])
+    assert code == (1 if file == "1.png" else 2), (out, err)
+    assert "Permission denied" in out + err
+    assert "Errno" not in out + err
+
+
 # Files that are none -------------------------------------------------------------------------------------------------
 
 
@@ -1013,7 +1149,43 @@ def test_pipes_devices_and_sockets_are_not_waited_for(command, run, tmp_path, ki
         assert all("not a file" in why for why in odd.values())
 
 
-def test_links_that_lead_round_are_left_out_and_listed(command, pictures, tmp_path):
+@pytest.mark.usefixtures("waiting")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["check", "PIPE.csv"],
+        ["check", "PIPE.json"],
+        ["train", "PIPE.tar", "--out", "OUT"],
+        ["train", "DATA", "--val", "PIPE.csv", "--out", "OUT"],
+        ["train", "DATA", "--config", "PIPE.yaml", "--out", "OUT"],
+        ["train", "DATA", "--init", "PIPE.pt", "--out", "OUT"],
+        ["convert", "PIPE.pt", "--model", "cvt_nano", "--out", "OUT"],
+        ["predict", "RUN", "DATA", "model.safetensors"],
+        ["predict", "RUN", "DATA", "config.json"],
+        ["eval", "RUN", "split.json"],
+        ["train", "--resume", "RUN", "metrics.jsonl"],
+        ["train", "--resume", "RUN", "config.yaml"],
+        ["train", "--resume", "RUN", "state/last.safetensors"],
+    ],
+    ids=" ".join,
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(command, pictures, broken, tmp_path, args):
+    """Given as data, as settings or as weights, or part of a run."""
+    *words, last = args
+    if "RUN" in words and last != "DATA":
+        (broken / last).unlink()
+        os.mkfifo(broken / last)
+    else:
+        words = args
+    places = {name: str(tmp_path / name) for name in ("PIPE", "OUT")} | {"DATA": str(pictures), "RUN": str(broken)}
+    given = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
+    for word in given:
+        if word.startswith(places["PIPE"]):
+            os.mkfifo(word)
+    refused(command(*given))
+
+
+def test_links_that_lead_round_are_left_out_and_listed(command, pictures, run, tmp_path):
     data = Path(shutil.copytree(pictures, tmp_path / "data"))
     (data / "self").symlink_to("self")
     (data / "up").symlink_to("..")
@@ -1022,6 +1194,8 @@ def test_links_that_lead_round_are_left_out_and_listed(command, pictures, tmp_pa
     code, out, _ = command("check", data, "--json", "--quick")
     report = json.loads(out)
     assert (code, report["pictures"], report["classes"]) == (0, 36, ["class 0", "class 1", "class 2"])
+    (row,) = json.loads(command("predict", run, data / "class 0" / "self.png", "--json", "-", "--device", "cpu")[1])
+    assert row["error"] == "Too many levels of symbolic links"
     notes = " ".join(report["notes"])
     assert "2 broken links: 'self', 'class 0/self.png'" in notes
     assert re.search("link back to one above them: '(up|here)', '(up|here)'", notes)
@@ -1062,6 +1236,38 @@ def test_documents_nested_deeply_get_one_line(command, pictures, broken, tmp_pat
     answer = command(*given)
     refused(answer, "damaged" if document == "config.json" else "not a split" if document == "split.json" else "nested")
     assert len(answer[2]) < 400
+
+
+CRAFTED = {
+    "split.json": [{}, [], 7, {"val": ["1.png"]}, {"val": 5}, {"folders": 5}, {"rest": "nowhere"}, {"rest": ["val"]}],
+    "data_report.json": [{}, [], 7, {"problems": 7}, {"problems": [{"kind": 7}]}, {"unheard": "of"}],
+    "config.json": [
+        *({"size": size} for size in ([10**6] * 2, [-5, "a"], [0, 0], 7)),
+        *({"mean": mean} for mean in ("x", ["a"] * 3, [], [float("nan")] * 3)),
+        {"std": [0, 0, 0]},
+        {"crop_pct": 0},
+        {"channels": -1},
+        {"depth": 7},
+        {"interpolation": "guess"},
+        {"interpolation": None},
+        {"crop_mode": "round"},
+        {"max_pixels": 0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "change"), [(file, change) for file, changes in CRAFTED.items() for change in changes], ids=str
+)
+def test_documents_that_were_changed_get_one_line(command, pictures, broken, file, change):
+    """What no run of Weft's has: part of the file is replaced, or all of it where `change` is empty or no mapping."""
+    content = json.loads((broken / file).read_text())
+    if file == "config.json":
+        content["weft"]["preprocessing"] |= change
+    else:
+        content = {**content, **change} if isinstance(change, dict) and change else change
+    (broken / file).write_text(json.dumps(content))
+    refused(command(*(["predict", broken, pictures] if file == "config.json" else ["train", "--resume", broken])))
 
 
 def test_documents_that_grow_get_one_line(command, pictures, tmp_path):
@@ -1121,13 +1327,13 @@ def test_escape_sequences_never_reach_the_terminal(command, nasty, tmp_path, arg
 
 LINES = [
     *(f"{letter}{n}" for letter, most in zip("CRNID", (9, 5, 4, 8, 5), strict=True) for n in range(1, most + 1)),
-    *(f"O{n}" for n in range(1, 9)),
+    *(f"O{n}" for n in range(1, 15)),
 ]
 
 
 def test_every_line_of_the_checklist_has_tests_that_exist():
     table = str(__doc__).partition("exist):\n\n")[2]
-    cells = re.split(r"^([A-Z]\d)  ", table, flags=re.MULTILINE)[1:]
+    cells = re.split(r"^([A-Z]\d+) +", table, flags=re.MULTILINE)[1:]
     tests_of = (re.findall(r"\btest_\w+\.test_\w+", cell) for cell in cells[1::2])
     named = dict(zip(cells[::2], tests_of, strict=True))
     assert all(named.values())

@@ -197,6 +197,20 @@ def test_other_channels_and_depths_train(tmp_path, depth, recipe):
     assert all(0.1 < mean < 0.7 for mean in preprocessing.mean)
 
 
+def test_small_values_are_brought_to_the_same_spread(tmp_path):
+    """Of floats near 0 the deviation, rounded to four digits, would be 0, and every answer no number."""
+    rng = np.random.default_rng(0)
+    for label in range(2):
+        (tmp_path / "data" / str(label)).mkdir(parents=True)
+        for i in range(8):
+            array = rng.random((16, 16), np.float32) * np.float32(1e-5)
+            Image.fromarray(array).save(tmp_path / "data" / str(label) / f"{i}.tif")
+    result = tiny_run(tmp_path / "data", tmp_path / "run", epochs=1)
+    preprocessing = weft.load(result.folder).preprocessing
+    assert preprocessing.mean == pytest.approx([0.5e-5], rel=0.1)
+    assert preprocessing.std == pytest.approx([1e-5 / 12**0.5], rel=0.1)
+
+
 @pytest.mark.parametrize("distill", ["soft", "hard"])
 def test_student_learns_from_a_run(pictures, run, tmp_path, distill):
     settings = dict(epochs=1, teacher=str(run), loss__distill=distill, loss__distill_weight=1.0)

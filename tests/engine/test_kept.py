@@ -1,12 +1,17 @@
 """Pictures that a run keeps: where its settings say, said in one line, and once for all cells of a study."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.helpers.small_runs import differences, make_pictures, tiny_run
+from weft.config import AugmentConfig, Config, DataConfig
 from weft.engine import kept
 from weft.engine.log import read_rows
 from weft.errors import WeftError
+from weft.run import choose
 from weft.run.resume import read_settings
 from weft.run.start import least_kept
 
@@ -90,3 +95,26 @@ def test_pictures_that_do_not_fit_are_said_so(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "_decode", short_of_memory)
     with pytest.raises(WeftError, match="do not fit where"):
         tiny_run(pictures, tmp_path / "run", data__keep="device")
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "room", "chosen"),
+    [
+        ("segment", {}, 10**9, "device"),
+        ("segment", {}, 10**6, "memory"),
+        ("segment", {"interpolation": "lanczos"}, 10**9, "memory"),
+        ("detect", {"crop": "random"}, 10**9, "device"),
+        ("detect", {"crop": "resize"}, 10**9, "memory"),  # pictures of many sizes
+    ],
+)
+def test_masks_and_boxes_are_kept_on_a_gpu_that_has_room(monkeypatch, task, changes, room, chosen):
+    """They take memory of the host as well, for the readers, so that without that there is neither."""
+    sizes = dict(width=dict(median=40, q95=50), height=dict(median=30, q95=40), pictures=1000, depth=8)
+    config = Config(data=DataConfig(task=task, channels=3), augment=AugmentConfig(**changes))
+    monkeypatch.setattr("weft.run.choose.runs_on", lambda device: True)
+    monkeypatch.setattr("weft.run.choose.room_on", lambda device: room if device.type == "cuda" else 10**9)
+    keep = partial(choose._keep, config, SimpleNamespace(**sizes))
+    assert keep(torch.device("cuda")) == chosen
+    assert keep(torch.device("cpu")) == "memory"
+    monkeypatch.setattr("weft.run.choose.room_on", lambda device: room if device.type == "cuda" else 0)
+    assert keep(torch.device("cuda")) == "no"

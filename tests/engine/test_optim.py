@@ -9,7 +9,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -19,7 +19,7 @@ import weft  # noqa: F401  registers the models
 from tests.conftest import randomise
 from tests.helpers.variants import NANO
 from weft.config import OptimConfig
-from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, scale_schedule
+from weft.engine.optim import Ema, freeze, learning_rate, make_optimizer, parameter_groups, scale_schedule
 from weft.errors import WeftError
 
 ADAMW = dict(opt="adamw", betas=(0.9, 0.999), eps=1e-8)
@@ -124,6 +124,17 @@ def test_no_decay_where_the_papers_have_none(name, exempt, layer_decay):
     assert all(isinstance(group["lr_scale"], float) for group in groups)
     assert names_of(model, [p for g in groups if g["weight_decay"] == 0 for p in g["params"]]) == free
     assert names_of(model, [p for g in groups if g["weight_decay"] == 0.05 for p in g["params"]]) == set(named) - free
+
+
+@pytest.mark.parametrize("name", [*NANO, "swin_tiny_patch4_window7_224"])
+@pytest.mark.parametrize("decay", [0.05, 0.0])
+def test_groups_are_those_of_timm(name, decay):
+    """In timm's order, by which states are stored; what is frozen is in none."""
+    model = timm.create_model(name, device="meta")
+    next(model.parameters()).requires_grad_(False)
+    expected = param_groups_weight_decay(model, decay, no_weight_decay_list=model.no_weight_decay())
+    found = parameter_groups(model, OptimConfig(weight_decay=decay))
+    assert [{**group, "lr_scale": 1.0} for group in expected] == found
 
 
 @pytest.mark.parametrize("name", [*NANO, "resnet18"])

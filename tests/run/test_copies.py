@@ -88,3 +88,13 @@ def test_the_error_names_what_the_data_itself_leaks(tmp_path):
     data = open_data(override(config, {"data.leaks": "warn"}), World(torch.device("cpu")), said.append)
     assert "warning: 2 pictures on more than one side of the split (same bytes): keep one of each." in said
     assert not np.intersect1d(data.split.train, data.split.val).size
+
+
+def test_the_command_that_shows_a_leak_has_both_sources(tmp_path):
+    root, other = make_pictures(tmp_path / "pictures"), tmp_path / "others"
+    shutil.copytree(root, other)
+    config = override(Config(), {"data.source": str(root), "data.val": str(other)})
+    with pytest.raises(WeftError) as error:
+        open_data(config, World(torch.device("cpu")), lambda line: None)
+    (command,) = re.findall("`([^`]*)`", str(error.value))
+    assert shlex.split(command) == ["weft", "check", str(root), "--data.val", str(other)]

@@ -1,6 +1,7 @@
 """The recipe auto: what it chooses follows pictures, time and what was said."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from weft.catalog.measured import PHOTO, SMALL, Measured, best, errors_left, measured, usual_speed
 from weft.config import Config, override
 from weft.run.choose import check_settings
+from weft.tasks.choose import shared_long_side
 from weft.tasks.policy import (
     MIXES,
     Situation,
@@ -23,6 +25,7 @@ from weft.tasks.policy import (
 NOW = Situation(
     pictures=2_500,
     side=224,
+    long=300,
     depth=8,
     device="cpu",
     pace=1.0,
@@ -38,6 +41,7 @@ situations = st.builds(
     Situation,
     pictures=st.integers(1, 10**7),
     side=st.integers(8, 4000),
+    long=st.sampled_from([0, 8000]),
     depth=st.sampled_from([8, 16]),
     device=st.sampled_from(["cpu", "cuda"]),
     pace=st.floats(0.01, 100),
@@ -105,6 +109,49 @@ def test_pictures_of_16_bits_get_no_policy():
     long = replace(NOW, epochs=100.0)
     assert "augment.policy" in classify_settings(long)[0]
     assert "augment.policy" not in classify_settings(replace(long, depth=16))[0]
+
+
+CAMVID = replace(NOW, pictures=367, side=360, long=480, device="cuda", seconds=300.0)
+
+
+def test_small_pictures_are_labelled_enlarged_where_a_gpu_has_the_time():
+    settings, why = segment_settings(CAMVID)
+    assert (settings["test.short_side"], settings["test.long_side"]) == (540, 720)
+    assert settings["augment.img_size"] == 512
+    assert any("short side of 540 pixels, not 360" in line for line in why)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(seconds=20.0),
+        dict(seconds=0.0, epochs=1.0),  # nine steps, however long they may take
+        dict(device="cpu"),
+        dict(side=720, long=960),
+        dict(long=0),  # sizes differ, or somebody said how pictures are shown
+        dict(size=256),
+    ],
+    ids=str,
+)
+def test_other_pictures_are_labelled_as_large_as_they_are(changes):
+    settings, why = segment_settings(replace(CAMVID, **changes))
+    assert "test.short_side" not in settings
+    assert settings["augment.img_size"] <= max(replace(CAMVID, **changes).side, 64)
+    assert not any("short side" in line for line in why)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "long"),
+    [
+        ((480, 480, 480), (360, 360, 360), 480),
+        ((400, 480, 500), (340, 360, 380), 500),
+        ((100, 800, 900), (100, 700, 900), 0),
+    ],
+)
+def test_pictures_that_are_alike_have_a_long_side(width, height, long):
+    names = ("q05", "q95", "max")
+    report = SimpleNamespace(width=dict(zip(names, width)), height=dict(zip(names, height)))  # noqa: B905
+    assert shared_long_side(report) == long
 
 
 def test_an_hour_where_nobody_said_is_not_taken():

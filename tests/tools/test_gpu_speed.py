@@ -25,9 +25,12 @@ if model == "broken":
 if model == "slow":
     time.sleep(60)
 print(json.dumps({"first_seconds": 2.5, "gib": 1.5}), flush=True)
-for i, _ in enumerate(sys.stdin):
+for i, line in enumerate(sys.stdin):
     if (model, i) == ("mortal", 1):
         sys.exit("it was too much")
+    if line == "kernels\\n":
+        print(json.dumps({"kernel_ms": 0.25, "launches": 3}), flush=True)
+        continue
     print(json.dumps({"turn": {"peer": 100, "plain": 50}.get(column, 200) * (i + 1)}), flush=True)
 """
 
@@ -47,6 +50,7 @@ def test_turns_and_ratios(fake):
     results = {"rows": rows("cvt_13")}
     assert gpu_speed.find(results, "cvt_13", "train", "peer")["turns"] == [100, 200, 300]
     assert gpu_speed.find(results, "cvt_13", "train", "fast")["pictures_per_second"] == 400
+    assert gpu_speed.find(results, "cvt_13", "train", "plain")["launches"] == 3
     assert gpu_speed.find(results, "cvt_13", "infer", "fast") == {}
     assert gpu_speed.ratio(results, "cvt_13", "train", "plain", "peer") == 0.5
     assert gpu_speed.ratio(results, "cvt_13", "train", "fast", "plain") == 4
@@ -188,6 +192,7 @@ def made_up() -> dict[str, Any]:
                 speed = 1000.0 + 500 * i
                 row = {"model": name, "kind": kind, "column": column, "error": "", "gib": 4.0 + i}
                 row |= {"first_seconds": 2.0 + i, "turns": [speed] * 3, "pictures_per_second": speed}
+                row |= {"kernel_ms": 100.0 - i, "launches": 1000 + i}
                 found.append(row)
     start = facts()
     return {**start, "machine": {**start["machine"], "gpu": "NVIDIA H200"}, "rows": found}
@@ -207,7 +212,9 @@ def test_pages_are_filled():
         "| `ceit_small` | 1,000 | 1,500 | 2,000 | 2,500 | 3,000 | 2.00 | 1.33 | 1.25 | 3.00 |",
         f"| `vitae_tiny` | {none} | 1,000 | 1,500 | 2,000 | 2,500 | 1.50 | 1.50 | 1.33 | 2.50 |",
         "| `cvt_13` | 3,000 | 3,500 | 4,000 | 1.17 | 1.33 |",
-        "| `cvt_13` | 2.0 | 3.0 | 4.0 |",
+        "| `cvt_13` | 3.0 |",
+        "| `cvt_13` | plain | 85.3 | 99.0 | 1,001 |",
+        "| `cvt_13` | peer, compiled | 42.7 | 96.0 | 1,004 |",
         "| model | peer, compiled | plain, compiled | `weft.fast`, compiled | plain to peer | `weft.fast` to peer |",
         "| `weft.fast` to plain | all | at least 1 | 1.25 (`ceit_small`) | where measured |",
         "| plain training, to the peer | `cvt_13`, `vitae_tiny` | at least 1.2 | 1.50 (`cvt_13`) | yes |",

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from weft.models.performer import PerformerAttention
 
@@ -26,6 +25,8 @@ def count_macs_by_kind(model: nn.Module, input_size: tuple[int, int, int]) -> tu
     `model` must live on the meta device: there nothing is computed, and fused attention is seen by the counter, which
     it is not on a CPU.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     counter = FlopCounterMode(display=False)
     with counter:
         model.eval()(torch.empty(1, *input_size, device="meta"))

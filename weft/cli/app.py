@@ -89,6 +89,11 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":  # all processes of torchrun's have the same error; one says it
             complain(f"weft: {_one_line(error)}")
         sys.exit(2)
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # which is what Python before 3.13 calls it, and no OSError
+            raise
+        complain(f"weft: {str(error).partition(' from ')[2]} is a link that leads to itself.")
+        sys.exit(2)
     except KeyboardInterrupt:
         complain("weft: interrupted; everything saved so far is intact.")
         sys.exit(130)

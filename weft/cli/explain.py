@@ -6,6 +6,7 @@ from typing import Literal
 
 from weft.cli.options import Names, progress_of, say
 from weft.cli.outputs import check_outside, making
+from weft.cli.results import trained_on
 from weft.errors import WeftError, check_writable
 
 
@@ -50,7 +51,8 @@ def explain(
         raise WeftError("No pictures given; name files, folders or patterns.")
     out = out or Path(f"explain-{Path(run).resolve().name}")
     check_writable(out)
-    check_outside(out, [*pictures, masks])
+    trained = [path for subject in (run, against) if subject for path in trained_on(Path(subject))]
+    check_outside(out, [*pictures, masks, *trained])
 
     from weft.explain.compare import explain_subjects
     from weft.run.subjects import open_subjects

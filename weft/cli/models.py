@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from weft.cli.options import JsonFlag, print_columns, say, say_json
+from weft.cli.outputs import making
 from weft.errors import WeftError, check_writable, did_you_mean
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def convert(
     from weft.models.weights.folder import save_model
 
     converted = convert_weights(file, model=model, num_classes=num_classes)
-    save_model(converted, out)
+    with making(out):
+        save_model(converted, out)
     say(f'Wrote {out}. Open it with: timm.create_model("local-dir:{out}", pretrained=True)')
 
 

@@ -13,7 +13,7 @@ from weft.errors import WeftError
 from weft.words import clean
 
 # How files begin that Weft writes; whatever else lies there is somebody's.
-PAGE = rb"<!doctype html>.*<title>[^<]*Weft</title>"
+PAGE = rb'<!doctype html>.*<meta name="generator" content="Weft check">'
 TABLE = rb"name,[^\n]*\berror\r?\n"
 PREDICTIONS = rb'\[\s*(\]\s*$|\{\s*"(name|image_id)": [^\n]*\n\s*"(labels|shares|file_name)": )'
 MEASUREMENTS = rb'\{\s*"date": "[\d-]*",\s*"machine": \{'

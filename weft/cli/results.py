@@ -141,7 +141,7 @@ def predict(
     check_outputs(*files, force=force, data=[*pictures, *trained_on(run)], run=run)
     if out is not None:
         check_writable(out)
-        check_outside(out, pictures)
+        check_outside(out, [*pictures, *trained_on(run)])
 
     from weft.data.given import GivenPictures
     from weft.run.predictor import load

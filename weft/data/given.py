@@ -72,7 +72,7 @@ def _find_files(path: str) -> Iterator[tuple[str, Any]]:
 def _listed(table: Path) -> list[Path]:
     """The files that a table names: counted from its folder or, where nothing lies there, from here."""
     pairs = ((table.parent / name, Path(name)) for name in read_paths(table) if name)
-    return [here if here.exists() and not beside.exists() else beside for beside, here in pairs]
+    return [here if os.path.exists(here) and not os.path.exists(beside) else beside for beside, here in pairs]
 
 
 def _shown(path: str) -> str:

@@ -110,14 +110,17 @@ class KeptPictures:
 def keep_pictures(
     source: Source,
     indices: np.ndarray,
-    decode: Callable[[Any], Tensor],
+    decode: Callable[..., Tensor],
     device: torch.device,
     *,
     one: int,
     workers: int,
     progress: Progress | None = None,
 ) -> KeptPictures:
-    """Decodes the pictures at `indices` by `decode`, which gives (C, h, w) uint8, and keeps them on the device."""
+    """Decodes the pictures at `indices` and keeps them on the device.
+
+    `decode` gives (C, h, w) uint8 of a picture or, where targets are dense, of a picture and its target.
+    """
     shapes, starts = np.zeros((len(source), 2), np.int64), np.zeros(len(source), np.int64)
     parts, waiting = [torch.empty(0, dtype=torch.uint8, device=device)], []
     bad: list[tuple[int, str]] = []
@@ -142,10 +145,11 @@ def keep_pictures(
 @dataclass(frozen=True)
 class _DecodePicture:
     source: Source
-    decode: Callable[[Any], Tensor]
+    decode: Callable[..., Tensor]
 
     def __call__(self, index: int) -> Kept:
-        return Kept(self.decode(self.source.open(index)).numpy())
+        targets = (self.source.target(index),) if self.source.kind.dense else ()
+        return Kept(self.decode(self.source.open(index), *targets).numpy())
 
 
 def _stand_ins(count: int, indices: np.ndarray, bad: set[int]) -> np.ndarray:

@@ -90,10 +90,10 @@ class DrawnPictures:
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Both on the device, without waiting for it."""
-        tensors = (self.index, self.rows)
-        if device.type == "cuda":
-            tensors = (self.index.pin_memory(), self.rows.pin_memory())
-        return tensors[0].to(device, non_blocking=True), tensors[1].to(device, non_blocking=True)
+        index, rows = self.index, self.rows
+        if device.type == "cuda" and not index.is_cuda:
+            index, rows = index.pin_memory(), rows.pin_memory()
+        return index.to(device, non_blocking=True), rows.to(device, non_blocking=True)
 
 
 def drawn_batches(

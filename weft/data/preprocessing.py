@@ -7,7 +7,7 @@ by two.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,9 +18,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from weft.data.read import BadPicture, OpenedPicture, Picture
+from weft.data.read import MAX_PIXELS, BadPicture, OpenedPicture, Picture
 from weft.errors import WeftError
 
+THIN = 10  # times as long as wide
 Canvas = Any  # a (C, H, W) tensor or a Pillow image: torchvision's functions take both, but are typed for tensors
 
 
@@ -82,9 +83,33 @@ class Preprocessing:
     def from_dict(cls, d: dict[str, Any]) -> "Preprocessing":
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(d, dict) or d.keys() != names:
-            raise WeftError(f"The preprocessing must have the entries {', '.join(sorted(names))}; found {sorted(d)}.")
+            found = f"found {sorted(d)}" if isinstance(d, dict) else "found none"
+            raise WeftError(f"The preprocessing must have the entries {', '.join(sorted(names))}; {found}.")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in d.items()}
+        try:
+            wrong = [name for name, is_right in _CHECKS.items() if not is_right(cls(**values))]
+        except (TypeError, ValueError, AttributeError):
+            wrong = ["it"]
+        if wrong:
+            raise WeftError(f"The preprocessing cannot be as written: {', '.join(wrong)}; it was changed or damaged.")
         return cls(**values)
+
+
+# What a file may say: what cannot be is told before pictures are blamed for it.
+_CHECKS: dict[str, Callable[[Preprocessing], bool]] = {
+    "channels": lambda p: 0 < p.channels == len(p.mean) == len(p.std),
+    "depth": lambda p: p.depth in (8, 16, 32),
+    "size": lambda p: (
+        len(p.size) == 2
+        and (min(p.size) >= 0 if p.crop_mode == "fit" else min(p.size) > 0 and math.prod(p.size) <= MAX_PIXELS)
+    ),
+    "mean": lambda p: all(map(math.isfinite, p.mean)),
+    "std": lambda p: all(0 < value < math.inf for value in p.std),
+    "interpolation": lambda p: p.interpolation.upper() in Image.Resampling.__members__,
+    "crop_pct": lambda p: 0.01 <= p.crop_pct <= 10,
+    "crop_mode": lambda p: p.crop_mode in ("center", "squash", "fit"),
+    "max_pixels": lambda p: p.max_pixels > 0,
+}
 
 
 def cover(size: list[int], target: list[int]) -> list[int]:
@@ -106,7 +131,13 @@ def fit(size: tuple[int, int], limits: tuple[int, int]) -> tuple[int, int]:
 
 
 def resize(canvas: Canvas, size: Sequence[int], mode: str) -> Canvas:
-    """Height and width of `size`, with antialiasing; on tensors by torch's kernels, which know bilinear and bicubic."""
+    """Height and width of `size`, with antialiasing; on tensors by torch's kernels, which know bilinear and bicubic.
+
+    Raises BadPicture for a thread of pixels that would fill the memory once its short side is as long as it should be.
+    """
+    height, width = F.get_size(canvas)
+    if size[0] * size[1] > max(MAX_PIXELS, height * width) and max(size) > THIN * min(size):
+        raise BadPicture(f"{width} x {height} pixels are too thin: resized, they would be {size[1]} x {size[0]}")
     if isinstance(canvas, Image.Image):
         return canvas.resize((size[1], size[0]), Image.Resampling[mode.upper()])
     if mode in ("bilinear", "bicubic") and size[1] > 1:  # at a width of 1 torch repeats the first row, or crashes

@@ -200,7 +200,8 @@ def one_line() -> Iterator[None]:
     except Image.UnidentifiedImageError:
         raise UnknownFormat(f"not a picture in one of the formats {', '.join(FORMATS)} or NPY") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
-        raise BadPicture(" ".join((str(error) or type(error).__name__).split())) from None
+        why = error.strerror if isinstance(error, OSError) else ""  # the system's, without a number and the path
+        raise BadPicture(" ".join((why or str(error) or type(error).__name__).split())) from None
     finally:
         Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = limit, truncated
 

@@ -16,6 +16,7 @@ import numpy as np
 from weft.config import DataConfig
 from weft.data.check.duplicates import Copies
 from weft.data.sources.source import Source, fingerprint
+from weft.data.targets import OBJECTS
 from weft.documents import read_json
 from weft.errors import WeftError
 from weft.files import write_text
@@ -113,8 +114,8 @@ def _fraction(config: DataConfig) -> float:
 
 def check_can_split(source: Source, config: DataConfig) -> None:
     """Raises where no split can be made, whatever the pictures show."""
-    if len(source.classes) < 2 and not source.kind.dense and not source.multilabel:
-        raise WeftError(f"{source.root} has only one class ({source.classes[0]!r}); a classifier needs two or more.")
+    if len(source.classes) < 2 and source.kind is not OBJECTS and not source.multilabel:
+        raise WeftError(f"{source.root} has only one class ({source.classes[0]!r}); to tell apart takes two or more.")
     if not np.isin(source.splits, ("train", "")).any():
         raise WeftError(f"{source.root} has no training pictures ({source.layout}); it can only be evaluated.")
     if not 0 < config.fraction <= 1:
@@ -332,18 +333,20 @@ def load_split(path: Path, source: Source) -> Split:
     """The split as it was saved; WeftError where the source has lost or got pictures since, and says which."""
     try:
         content = read_json(path)
-        rest, folders = content["rest"], content["folders"]
+        rest, folders = content["rest"], {str(name): list(of) for name, of in content["folders"].items()}
+        part_of = np.full(len(source), PARTS.index(rest))
         named = {part: content[part] for part in PARTS if part != rest}
+        names = {
+            part: [f"{folder}{name}" for folder, inside in named[part].items() for name in inside] for part in named
+        }
     except OSError:
         raise WeftError(f"{path} cannot be read; the run's split is stored there.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise WeftError(f"{path} is not a split that Weft wrote.") from None
     position = {name: i for i, name in enumerate(source.names)}
-    names = {part: [f"{folder}{name}" for folder, inside in named[part].items() for name in inside] for part in named}
     gone = [name for part in names.values() for name in part if name not in position]
     if gone or folders != _folders(source):
         raise WeftError(f"{source.root} has changed since {path} was written: {_difference(source, folders, gone)}.")
-    part_of = np.full(len(source), PARTS.index(rest))
     for part, members in names.items():
         part_of[[position[name] for name in members]] = PARTS.index(part)
     train, val, test = (np.flatnonzero(part_of == i) for i in range(3))

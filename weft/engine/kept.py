@@ -2,12 +2,12 @@
 
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.data.keep import KeptPictures, KeptValidation, in_memory, keep_pictures, keep_validation
-from weft.data.sources.source import fingerprint
+from weft.data.sources.source import Source, fingerprint
 from weft.engine.device import is_out_of_memory
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
@@ -31,26 +31,27 @@ def keep(run: TrainingRun) -> None:
         ) from None
     device = "GPU" if run.world.device.type == "cuda" else "CPU"
     where = "in memory, decoded" if how == "memory" else f"on the {device}, as training needs them"
+    where += ", and in memory" if how == "device" and run.source.kind.dense else ""
     seconds = time.monotonic() - began
     pictures = many(len(run.split.train) + len(run.split.val), "picture")
     run.screen.say(f"{pictures} kept {where} (data.keep {how}): {taken / 1e6:,.0f} MB, in {seconds:.1f} s")
 
 
 def _on_device(run: TrainingRun) -> int:
-    """Bytes that training and validation pictures take."""
+    """Bytes that training and validation pictures take there."""
     assert run.task.kept is not None
     key = _what_is_kept(run)
     if key not in _last:
         _last.clear()
-        _last[key] = _decode(run)
-    run.kept, run.kept_validation = _last[key]
+        _last[key] = _decode_pairs(run) if run.source.kind.dense else _decode(run)
+    run.source, run.kept, run.kept_validation = _last[key]
     if not _remembers:
         _last.clear()
     run.task.kept.keep(run.kept, np.asarray(run.source.labels))
-    return len(run.kept.pixels) + run.kept_validation.pictures.numel()
+    return len(run.kept.pixels) + (run.kept_validation.pictures.numel() if run.kept_validation else 0)
 
 
-def _decode(run: TrainingRun) -> tuple[KeptPictures, KeptValidation]:
+def _decode(run: TrainingRun) -> "OnDevice":
     source, world, preprocessing = run.source, run.world, run.preprocessing
     assert run.task.kept is not None
     one = 3 * preprocessing.size[0] * preprocessing.size[1]
@@ -59,12 +60,28 @@ def _decode(run: TrainingRun) -> tuple[KeptPictures, KeptValidation]:
     mine = run.split.val[world.rank :: world.size]
     validation = keep_validation(source, mine, preprocessing, world.device, **how)
     run.screen.close()
-    return kept, validation
+    return OnDevice(source, kept, validation)
+
+
+def _decode_pairs(run: TrainingRun) -> "OnDevice":
+    """Training pictures go to the device; readers draw by masks and objects, and validate, from the host's memory."""
+    assert run.task.kept is not None
+    _in_memory(run)
+    train, decode = np.sort(run.split.train), run.task.kept.decode
+    kept = keep_pictures(run.source, train, decode, run.world.device, one=2**20, workers=_processes(run))
+    return OnDevice(run.source, kept, None)
 
 
 # A study trains on the same pictures again and again ----------------------------------------------------------------
 
-_last: dict[tuple[object, ...], tuple[KeptPictures, KeptValidation]] = {}  # one entry at most
+
+class OnDevice(NamedTuple):
+    source: Source  # of which some may lie in memory
+    kept: KeptPictures
+    validation: KeptValidation | None  # else from the source
+
+
+_last: dict[tuple[object, ...], OnDevice] = {}  # one entry at most
 _remembers = False
 
 
@@ -77,7 +94,9 @@ def remember_kept() -> None:
 def _what_is_kept(run: TrainingRun) -> tuple[object, ...]:
     augment, split = run.config.augment, run.split
     parts = (np.sort(split.train).tobytes(), split.val.tobytes(), run.world.rank, run.world.size)
-    return fingerprint(run.source), augment.crop, augment.interpolation, run.preprocessing, run.world.device, *parts
+    read = run.config.data.ignore, run.config.data.classes, run.config.data.masks  # what values of masks mean
+    how = augment.crop, augment.interpolation, run.preprocessing, run.world.device, repr(read)
+    return fingerprint(run.source), *how, *parts
 
 
 def _in_memory(run: TrainingRun) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
-from weft.documents import parse_json, to_json
+from weft.documents import parse_json, read_text, to_json
 from weft.engine.state import RunProgress
 from weft.errors import WeftError
 from weft.files import write_text
@@ -42,7 +42,7 @@ class MetricsFile:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; the last line may have been cut by a kill."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_text(path).splitlines():
         try:
             rows.append(parse_json(line, path))
         except WeftError:

@@ -236,7 +236,9 @@ class Trainer:
     def compute_step(self, *inputs: Tensor) -> Tensor:
         """(3,) loss, hits and norm: all of a step, on the device, from its inputs: prepared ones, or what was drawn."""
         self.optimizer.zero_grad(set_to_none=True)
-        x, y = self.task.kept.prepare(*inputs) if self.task.kept is not None else inputs
+        x, y = inputs
+        if self.task.kept is not None:
+            x, y = self.task.prepare(Batch(DrawnPictures(x, y), None, x, []), 0)
         totals = self.add_gradients(x, y, math.ceil(len(x) / self.progress.micro_batch))
         return torch.cat([totals, self.update().reshape(1)])
 

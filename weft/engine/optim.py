@@ -10,11 +10,11 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 from types import MethodType
 from typing import Any
 
 import torch
-from timm.optim import RMSpropTF, param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -43,18 +43,30 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch: int) -> torch.o
         return torch.optim.AdamW(groups, lr=lr, **adamw)
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=fused)
+    from timm.optim import RMSpropTF
+
     # EfficientNet's RMSProp is TensorFlow's: eps under the root, averages that begin at 1, momentum of scaled steps.
     return RMSpropTF(groups, lr=lr, alpha=config.alpha, eps=config.eps, momentum=config.momentum)
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """timm's groups: no decay on biases, on what has one dimension, and on what the model exempts."""
+    """timm's groups: no decay on biases, on what has one dimension, and on what the model exempts, by patterns.
+
+    timm's optimisers take a second to import, so that those which every run has are made here.
+    """
     no_weight_decay: Any = getattr(model, "no_weight_decay", set)
     exempt = no_weight_decay()
     if config.layer_decay != 1:
+        from timm.optim import param_groups_layer_decay
+
         return param_groups_layer_decay(model, config.weight_decay, exempt, layer_decay=config.layer_decay)
-    groups = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=exempt)
-    return [{**group, "lr_scale": 1.0} for group in groups]
+    free, decayed = [], []
+    for name, p in model.named_parameters():
+        flat = p.ndim <= 1 or name.endswith(".bias") or any(fnmatch(name, pattern) for pattern in exempt)
+        if p.requires_grad:
+            (free if flat or not config.weight_decay else decayed).append(p)
+    groups = {0.0: free, config.weight_decay: decayed} if config.weight_decay else {0.0: free}
+    return [dict(params=params, weight_decay=decay, lr_scale=1.0) for decay, params in groups.items() if params]
 
 
 # Learning rate --------------------------------------------------------------------------------------------------

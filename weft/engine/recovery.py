@@ -49,8 +49,8 @@ def dump_batch(run: TrainingRun, step: int, batch: Batch) -> Path:
     """Writes the batch as it was before it was normalised and mixed, for a closer look."""
     path = run.folder / "trouble" / f"step-{step}-process-{run.world.rank}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    pictures = run.task.augmented(batch, run.seed(step))
-    tensors = named_tensors({"pictures": pictures, "labels": batch.labels, "index": batch.index})
+    pictures, targets = run.task.augmented(batch, run.seed(step))
+    tensors = named_tensors({"pictures": pictures, "labels": targets, "index": batch.index})
     write_tensors(path, tensors, {str(i): run.source.names[i] for i in batch.index.tolist()})
     return path
 

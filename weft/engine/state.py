@@ -23,9 +23,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-import torch.distributed.tensor
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from weft.documents import parse_json
 from weft.engine.optim import Ema
@@ -97,7 +95,8 @@ def snapshot(model: nn.Module, ema: Ema | None, optimizer: torch.optim.Optimizer
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole: Any = getattr(tensor, "full_tensor", None)  # of a DTensor, which is slow to import
+    return whole() if whole else tensor
 
 
 def is_finite(model: nn.Module) -> bool:
@@ -190,9 +189,11 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors:
 
 def _laid_out_like(own: Tensor, value: Tensor) -> Tensor:
     """`value` laid out in memory, or over the processes, as `own` is: fused optimisers rely on it."""
-    if isinstance(own, DTensor):
-        value = value.to(own.device)
-        return distribute_tensor(value, own.device_mesh, own.placements)
+    mesh: Any = getattr(own, "device_mesh", None)  # of a DTensor, which is slow to import
+    if mesh is not None:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(value.to(own.device), mesh, own.placements)  # pyright: ignore[reportAttributeAccessIssue]
     return torch.empty_like(own, dtype=value.dtype, device=value.device).copy_(value)
 
 

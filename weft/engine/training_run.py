@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.config import Config
 from weft.data.keep import KeptPictures, KeptValidation
-from weft.data.loader import Batch, drawn_batches, train_batches
+from weft.data.loader import Batch, train_batches
 from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import Source
@@ -88,15 +88,15 @@ class TrainingRun:
     def train_batches(self, steps: Iterable[int], workers: int) -> Generator[Batch]:
         """This process's batches of these steps: of pictures that are kept, or that `workers` processes read."""
         if self.kept is not None and self.task.kept is not None:
-            kept, labels = self.kept, self.source.labels
-            return drawn_batches(kept.shapes, kept.stand_ins, labels, self.task.kept.draw, self.plan, steps)
+            return self.task.kept.batches(self.source, self.plan, steps, workers)
         pin = workers > 0 and self.world.device.type == "cuda"
         return train_batches(self.source, self.task.augmentation, self.plan, steps, workers=workers, pin=pin)
 
     def first_batch(self) -> Batch:
         """The first step's pictures and targets as training sees them, before they are normalised and mixed."""
         batch = next(iter(self.train_batches([0], workers=0)))
-        return replace(batch, pictures=self.task.augmented(batch, self.seed(0)))
+        pictures, targets = self.task.augmented(batch, self.seed(0))
+        return replace(batch, pictures=pictures, labels=targets)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

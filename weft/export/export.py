@@ -30,7 +30,7 @@ from weft.export.page import write_page
 from weft.export.quantise import quantise
 from weft.export.segment import SegmentForm
 from weft.export.weights import WeightsFile, write_weights
-from weft.files import write_text
+from weft.files import errors_name, write_text
 from weft.report.overlay import palette
 from weft.run.evaluate import find_pictures, in_models_classes
 from weft.run.predictor import Predictor, load
@@ -120,7 +120,7 @@ def export(
     shape = (batch, *(size or _usual_size(source, indices, form))) if fixed else None
     kind, limits = KINDS[to], Limits() if limit is None else Limits(points=limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".exporting-") as temporary:
+    with errors_name(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".exporting-") as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
         facts = describe(form, run, kind.name, shape)

@@ -1,6 +1,7 @@
 """A form as a graph for every batch and size, and that as a file: ONNX, or torch's own package."""
 
 import contextlib
+import io
 import json
 import logging
 import operator
@@ -56,7 +57,8 @@ def write_torch(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None
     pictures, _ = (given := examples(form, fixed))
     program = to_graph(form, {pictures: given[pictures]})
     with quiet():
-        torch.export.save(program, path, extra_files={"weft.json": json.dumps(facts)})
+        torch.export.save(program, package := io.BytesIO(), extra_files={"weft.json": json.dumps(facts)})
+    path.write_bytes(package.getbuffer())  # torch's own writer has no error for a full disk, but a RuntimeError
 
 
 class _Behind(nn.Module):

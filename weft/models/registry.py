@@ -4,7 +4,9 @@ from fnmatch import fnmatch
 from typing import Any
 
 import timm
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from weft.errors import WeftError, did_you_mean
 from weft.models import ce_hosts, ceit, cetnet, cvt, vitae, vt_resnet
@@ -22,6 +24,7 @@ FAMILIES = {  # by the name of the file, under which timm knows them
     "cswin": cswin,
     "resnet_v1": resnet_v1,
 }
+DRAWING = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.erfinv_, torch.Tensor.clamp_)
 
 
 def list_models(filter: str = "") -> list[str]:
@@ -57,10 +60,18 @@ def takes(name: str, argument: str) -> bool:
     """Whether a model takes an argument, found out without making its weights."""
     value: Any = {"img_size": 224, "stem_stride": 1, "proj_drop_rate": 0.0}[argument]
     try:
-        timm.create_model(name, device="meta", **{argument: value})
+        with _WithoutValues():
+            timm.create_model(name, device="meta", **{argument: value})
     except TypeError:
         return False
     return True
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Leaves out steps of drawing weights for which torch, where there are no values, asks sympy, slow to import."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in DRAWING else func(*args, **(kwargs or {}))
 
 
 def takes_size(name: str) -> bool:

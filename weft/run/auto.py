@@ -9,7 +9,7 @@ import torch
 from weft.catalog.pace import choose_threads, pace
 from weft.config import Config
 from weft.run.data import RunData
-from weft.tasks.choose import usual_side
+from weft.tasks.choose import shared_long_side, usual_side
 from weft.tasks.policy import Situation
 from weft.tasks.registry import task_class
 
@@ -33,7 +33,8 @@ def auto_settings(
         epochs = run.steps * (run.batch or 32) / pictures
     now = Situation(
         pictures=pictures,
-        side=usual_side(data.report),
+        side=config.test.short_side or usual_side(data.report),
+        long=0 if config.test.short_side else shared_long_side(data.report),
         depth=data.report.depth,
         device=kind,
         pace=pace(device),

@@ -25,6 +25,7 @@ from weft.kernels.switch import runs_on
 from weft.tasks.choose import default_workers
 from weft.tasks.registry import task_class
 
+LEAST_SIZE = 4  # pixels
 MEASURED = 500  # pictures for mean and standard deviation
 
 
@@ -65,18 +66,22 @@ def fill(
 def _keep(config: Config, report: DataReport, device: torch.device) -> Any:
     """Where pictures are kept that fit there.
 
-    On a CPU a policy is left to the readers, which work while the model computes, and on a GPU all of it where kernels
-    cannot run. Only readers that are forked share the memory of the host.
+    On a CPU a policy is left to the readers, which work while the model computes, and so is all that happens to masks
+    and boxes; on a GPU all of it where kernels cannot run. Only readers that are forked share the memory of the host.
     """
-    one = task_class(config.data.task).choices.kept_bytes(config, report)
-    altered = bool(config.augment.policy or config.augment.color_jitter)
+    task = task_class(config.data.task)
+    one = task.choices.kept_bytes(config, report)
+    altered = bool(config.augment.policy or config.augment.color_jitter or not task.whole_pictures)
     left_to_readers = altered if device.type == "cpu" else not runs_on(device)
-    if one and not left_to_readers and report.pictures * one <= room_on(device):
+    on_device = one and not left_to_readers and report.pictures * one <= room_on(device)
+    if on_device and task.whole_pictures:
         return "device"
     pixels = report.width["median"] * report.height["median"] * report.pictures
     fits = pixels * (config.data.channels + 1) * report.depth // 8 <= room_on(torch.device("cpu"))
     seen_often = config.run.epochs > 1 or config.run.steps or config.run.minutes
-    return "memory" if fits and seen_often and sys.platform == "linux" else "no"
+    if not (fits and seen_often and sys.platform == "linux"):
+        return "no"
+    return "device" if on_device else "memory"
 
 
 def _batch(pictures: int, device: torch.device, most: int) -> int:
@@ -97,6 +102,9 @@ def check_settings(config: Config) -> None:
     wrong = {
         f"data.fold={data.fold} is none of {data.folds} folds; they count from 0": data.fold >= max(1, data.folds),
         "data.folds=1 leaves nothing to train on; choose 2 or more": data.folds == 1,
+        f"augment.img_size={augment.img_size} shows a model nothing; choose {LEAST_SIZE} pixels or more": (
+            0 < augment.img_size < LEAST_SIZE
+        ),
         f"augment.scale={augment.scale} must be two parts of the area": not _is_range(augment.scale, 1),
         f"augment.ratio={augment.ratio} must be two aspect ratios": not _is_range(augment.ratio, 100),
         f"augment.rescale={augment.rescale} must be two factors": not _is_range(augment.rescale, 100),
@@ -160,7 +168,7 @@ def read_preprocessing(folder: str) -> Preprocessing | None:
 
 
 def measure(preprocessing: Preprocessing, source: Source, train: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Mean and standard deviation of each channel over a sample of the training pictures, rounded to four digits."""
+    """Mean and standard deviation of each channel over a sample of the training pictures, rounded."""
     sums = torch.zeros(3, preprocessing.channels, dtype=torch.float64)
     for index in train[np.linspace(0, len(train) - 1, min(len(train), MEASURED)).astype(int)]:
         try:
@@ -173,4 +181,9 @@ def measure(preprocessing: Preprocessing, source: Source, train: np.ndarray) -> 
     mean = first / count.clamp(min=1)
     std = (second / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
     std = torch.where(std > 1e-6, std, 1.0)  # a constant channel
-    return tuple(round(v, 4) for v in mean.tolist()), tuple(round(v, 4) for v in std.tolist())
+    return tuple(map(_rounded, mean.tolist())), tuple(map(_rounded, std.tolist()))
+
+
+def _rounded(value: float) -> float:
+    """Four digits; of small numbers, as floating-point pictures may have, four that count: no deviation becomes 0."""
+    return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")

@@ -90,8 +90,9 @@ def open_data(config: Config, world: "World", say: Any, early: EarlyLook | None 
     errors = [problem.text for problem in report.problems if problem.severity == "error"]
     with world.propagate_errors():
         if errors:
+            val = ["--data.val", config.data.val] if config.data.val else []
             raise WeftError(
-                f"{errors[0].rstrip('.')} (`{shell('weft', 'check', config.data.source)}` shows "
+                f"{errors[0].rstrip('.')} (`{shell('weft', 'check', config.data.source, *val)}` shows "
                 + ("the rest)." if errors[1:] else "it).")
             )
     split = without(split, source, report.bad)

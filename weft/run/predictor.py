@@ -232,6 +232,8 @@ def facts_of_data(folder: Path) -> dict[str, Any]:
     """Facts of the task that depend on the data a run was trained on; none of a model that is no run."""
     file = folder / "data_report.json"
     report = read_json(file) if file.is_file() else {}
+    if not isinstance(report, dict):
+        raise WeftError(f"{file} is not a report that Weft wrote.")
     return {key: report[key] for key in ("unlearned", "mask_values", "mask_colours") if key in report}
 
 

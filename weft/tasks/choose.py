@@ -7,17 +7,26 @@ from typing import Any, cast
 import torch
 
 from weft.config import Config, TestConfig
+from weft.data.augment.kept_pairs import supports_pairs
 from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.tasks.policy import BACKBONES
 
 LONG_SIDE = 1333 / 800  # of whole pictures, at most, in proportion to the short side
+ALIKE = 1.25  # times: sides of pictures that differ by no more, but for some, are alike
 
 
 def usual_side(report: DataReport) -> int:
     """The short side of a usual picture."""
     return min(round(report.width["median"]), round(report.height["median"]))
+
+
+def shared_long_side(report: DataReport) -> int:
+    """The longest side of pictures that are alike in size; 0 of others."""
+    sides = report.width, report.height
+    alike = all(side["q95"] <= ALIKE * side["q05"] for side in sides)
+    return round(max(side["max"] for side in sides)) if alike else 0
 
 
 def default_workers(device: torch.device) -> int:
@@ -86,17 +95,15 @@ def dense_preprocessing(config: Config, report: DataReport, size: tuple[int, int
 
 
 def kept_bytes(config: Config, report: DataReport) -> int:
-    """Of pictures with masks or boxes, which are kept in memory alone: readers cut them together."""
-    return 0
+    """Of pictures with masks or boxes, which are kept as large as they are."""
+    if not supports_pairs(config.augment, report.depth):
+        return 0
+    return round((config.data.channels + 1) * report.height["q95"] * report.width["q95"])
 
 
 def check_dense_settings(config: Config, others: dict[str, Any]) -> None:
     """Raises for settings that are for classifiers alone, and for `others` that are set."""
     augment = config.augment
-    if config.data.keep == "device":
-        raise WeftError(
-            f"data.keep=device is for classifiers; pictures to {config.data.task} are kept by --data.keep memory."
-        )
     theirs = {
         "run.fsdp": config.run.fsdp,  # whose processes must make equally many passes, whatever the sizes of pictures
         "augment.policy": augment.policy,

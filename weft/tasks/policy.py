@@ -24,12 +24,14 @@ From weights      A tenth of the rate, falling by 0.75 from layer to layer; augm
 Masks             vt_resnet_mini, on a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of
                   which 4,000 can be seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk,
                   a tenth from weights, with stronger changes of colour), an average of the weights over some 25 steps
-                  of batches.
+                  of batches. Cross-entropy and dice, to which rare classes are as dear as common ones. A GPU with time
+                  for 16,000 windows shows small pictures that are alike in size 1.5 times as large: thin things fall
+                  between strides of 4.
 Boxes             Likewise: the largest side, up to 800, of which 1,500 pictures can be seen; batches of 4 (16), 1e-3.
                   What masks and boxes cost was estimated from a few trainings, not fitted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.catalog.measured import PHOTO, SMALL, SMALL_SIDE, Measured, best, measured, usual_speed
@@ -56,7 +58,8 @@ class Situation:
     """The situation of a run: pictures, a machine, time, and what was said."""
 
     pictures: int  # that train
-    side: int  # the short one of a usual picture
+    side: int  # the short one of a usual picture, or that which it is to be shown with
+    long: int  # the longest one where pictures are alike in size; 0 where they are not, or are to be shown otherwise
     depth: int  # bits of a channel
     device: str  # cpu or cuda
     pace: float  # times as fast as the machine of the table
@@ -162,11 +165,26 @@ def _batch(device: str, seen: float) -> int:
 
 def segment_settings(now: Situation) -> tuple[Settings, list[str]]:
     """The settings of a model that labels pixels: windows as large as leave time for enough of them."""
-    settings, why = _dense(now, WINDOWS, {"channels": 64, "head_channels": 64})
+    shown = _shown(now)
+    settings, why = _dense(replace(now, side=shown), WINDOWS, {"channels": 64, "head_channels": 64})
+    settings["loss.kind"] = "ce+dice"
+    if shown > now.side:
+        settings |= {"test.short_side": shown, "test.long_side": round(ENLARGED * now.long)}
+        why.append(f"pictures shown with a short side of {shown} pixels, not {now.side}: for what is thin or small")
     colours = 1.0 if now.weights else 0.5  # weights can be adapted to the light of the few pictures there are
     augment = {"rescale": [0.5, 2.0], "class_limit": 0.75, "photometric": colours}
     augment |= {"flip": 0.5, "interpolation": "bilinear"}
     return settings | {f"augment.{name}": value for name, value in augment.items()}, why
+
+
+def _shown(now: Situation) -> int:
+    """The short side of a picture to label: its own, or more where a GPU has the time and windows have the room."""
+    large, most = round(ENLARGED * now.side), WINDOWS.sizes[0]
+    if now.device != "cuda" or now.size or not now.long or now.side >= most:
+        return now.side
+    window = min(most, max(WINDOWS.sizes[-1], large // 32 * 32))
+    seen = now.seen(_speed(now, *WINDOWS.seconds[now.device], window))
+    return large if seen >= ENLARGED_SEEN else now.side
 
 
 def detect_settings(now: Situation) -> tuple[Settings, list[str]]:
@@ -190,6 +208,7 @@ class DenseRule:
 
 WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, range(512, 63, -32), 8, 2e-3)
 DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, range(800, 127, -32), 4, 1e-3)
+ENLARGED, ENLARGED_SEEN = 1.5, 16_000  # times as large; windows that there must be time for
 BACKBONES = {  # under a head: benchmarks/results/choices-2026-11-18.json for the CPU's
     "cpu": ("vt_resnet_nano", {"stem_stride": 2}),
     "cuda": ("vt_resnet_mini", {"stem_stride": 2}),
@@ -223,7 +242,7 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
         settings["run.epochs"] = max(1, round(epochs))
     settings["run.val_epochs"] = _validated(epochs)
     why = [
-        f"recipe auto: {epochs:.3g} epochs of {now.pictures:,} pictures, at {size} pixels to see enough of them",
+        f"recipe auto: {_length(now, epochs)}, at {size} pixels to see enough of them",
         f"lr {rate:g}, weights averaged with {average:g}: for {seen / batch:,.0f} steps of {batch} pictures",
     ]
     if not now.model:
@@ -292,10 +311,17 @@ def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     return {"augment.img_size": size}, speed * (own / size) ** 2, [told]
 
 
+def _length(now: Situation, epochs: float) -> str:
+    """`12.5 epochs of 1,000 pictures`; what is less than one is so many pictures."""
+    if epochs < 1:
+        return f"{max(1, round(epochs * now.pictures)):,} of {now.pictures:,} pictures, once"
+    return f"{epochs:.3g} {'epoch' if epochs == 1 else 'epochs'} of {now.pictures:,} pictures"
+
+
 def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) -> list[str]:
     strength = "light augmentation" if epochs < MIXES else "strong augmentation, mixing until the last third"
     start = "weights to start from" if now.weights else "from scratch"
-    why = [f"recipe auto: {start}, {epochs:.3g} epochs of {now.pictures:,} pictures: {strength}"]
+    why = [f"recipe auto: {start}, {_length(now, epochs)}: {strength}"]
     if not (now.epochs or now.seconds):
         minutes = epochs * now.pictures / speed / 60
         told = f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here"

@@ -5,7 +5,7 @@ A task is a slice. Its folder has everything that is special about it: `task` (a
 `weft.tasks.registry` knows tasks by their names.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from weft.config import Config
 from weft.data.given import GivenPictures
 from weft.data.keep import KeptPictures
-from weft.data.loader import Batch
+from weft.data.loader import Batch, PictureSource
 from weft.data.preprocessing import Preprocessing
+from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import Source
 from weft.tasks.policy import Situation
 
@@ -139,24 +140,16 @@ class Choices(Protocol):
 class KeptTraining(Protocol):
     """Training on pictures that are kept on the device: what happens to a batch of them."""
 
-    def decode(self, file: Any) -> Tensor:
-        """(C, h, w) uint8: a picture as it is kept."""
-        ...
+    decode: Callable[..., Tensor]  # (C, h, w) uint8, as it is kept, of a picture and, where that is dense, its target
 
     def keep(self, pictures: KeptPictures, labels: np.ndarray) -> None:
         """Takes the training pictures and the labels, both by positions in the source."""
         ...
 
-    def draw(self, generator: np.random.Generator, shapes: np.ndarray) -> np.ndarray:
-        """(B, columns) float32: all that is drawn for pictures that are kept with heights and widths (B, 2)."""
-        ...
-
-    def augmented(self, index: Tensor, rows: Tensor) -> Tensor:
-        """(B, C, h, w) uint8: the pictures at these positions as training sees them, before they are normalised."""
-        ...
-
-    def prepare(self, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`Task.prepare` of them: always the same launches, whatever was drawn."""
+    def batches(
+        self, source: PictureSource, plan: SamplingPlan, steps: Iterable[int], workers: int
+    ) -> Generator[Batch]:
+        """This process's batches of these steps, with `DrawnPictures`; `Task.prepare` does what was drawn."""
         ...
 
     def rehearse(self, count: int, device: torch.device) -> None:
@@ -196,8 +189,8 @@ class Task(Protocol):
         """Height and width of a picture as the readers give it to training, or about that."""
         ...
 
-    def augmented(self, batch: Batch, seed: int) -> Any:
-        """The batch's pictures as training sees them, before they are normalised."""
+    def augmented(self, batch: Batch, seed: int) -> tuple[Any, Any]:
+        """Pictures and targets of the batch as training sees them, before they are normalised and mixed."""
         ...
 
     def advance(self, part_done: float) -> None:
@@ -205,7 +198,10 @@ class Task(Protocol):
         ...
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Any, Any]:
-        """Inputs and targets on the device, normalised: tensors or lists of equal length, to be cut into parts."""
+        """Inputs and targets on the device, normalised: tensors or lists of equal length, to be cut into parts.
+
+        Of kept pictures the launches are always the same, whatever was drawn.
+        """
         ...
 
     def loss(self, forward: Callable[..., Any], x: Any, y: Any, denominator: float) -> tuple[Tensor, Tensor]:

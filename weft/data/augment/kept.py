@@ -22,7 +22,7 @@ from weft.kernels.ops.crop import MODES, crop_resize
 from weft.kernels.switch import usable
 
 SPARE = 2  # times the sides that the model sees: larger pictures are kept no larger than that
-CROP_COLUMNS = 7  # top, left, height, width, flip, vflip, interpolation
+CROP_COLUMNS = 9  # top, left, height, width, flip, vflip, interpolation, and the height and width that are shown
 TRIES = 10  # of a random box, until one fits into its picture
 
 
@@ -43,6 +43,13 @@ def kept_size(crop: str, whole: list[int], target: tuple[int, int]) -> list[int]
         return cover(whole, list(target))
     largest = cover(whole, [SPARE * side for side in target])
     return largest if largest[0] < whole[0] else whole
+
+
+def grey_picture(shape: tuple[int, int, int], device: torch.device) -> KeptPictures:
+    """A single one, (C, h, w), to rehearse with."""
+    grey = torch.full((math.prod(shape),), 127, dtype=torch.uint8, device=device)
+    start, size = torch.zeros(1, dtype=torch.int64, device=device), np.array([shape[1:]])
+    return KeptPictures(grey, start, torch.from_numpy(size).to(device), size, shape[0], np.zeros(1, np.int64), [])
 
 
 class KeptAugmentation:
@@ -89,19 +96,17 @@ class KeptAugmentation:
         rows[:, 5] = generator.random(count) < cfg.vflip
         choice = generator.integers(0, len(MODES), count)
         rows[:, 6] = choice if cfg.interpolation == "random" else MODES.index(cfg.interpolation)
+        rows[:, 7:9] = self.preprocessing.size
         if self.steps:
             rows[:, CROP_COLUMNS:] = self.steps.draw(generator, count)
         return rows
 
     def crop(self, kept: KeptPictures, index: Tensor, rows: Tensor) -> Tensor:
         """(B, C, h, w) uint8 of the pictures at the positions `index`, (B,), as their `rows` say."""
-        height, width = self.preprocessing.size
-        where = kept.pixels, kept.starts[index], kept.sizes[index], rows[:, :CROP_COLUMNS].contiguous(), kept.channels
         if self.config.crop == "random-resized":
-            crop = crop_resize.run if usable(rows) else crop_resize.reference
-            pictures = crop(*where, height, width, kept.tallest)
+            pictures = resized_boxes(kept, index, rows, kept.channels, self.preprocessing.size)
         else:
-            pictures = cut_windows(*where, height, width)
+            pictures = cut_windows(kept, index, rows, range(kept.channels), self.preprocessing.size)
         steps = rows[:, CROP_COLUMNS : self.columns].contiguous()
         return self.steps(pictures, steps) if self.steps else pictures
 
@@ -124,18 +129,39 @@ def random_boxes(
     return np.where(fits.any(axis=1, keepdims=True), np.hstack([top, left, h, w]), centred)
 
 
+def resized_boxes(kept: KeptPictures, index: Tensor, rows: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
+    """(B, channels, *size) uint8: boxes of the pictures' first channels, as the first columns of `rows` say."""
+    crop = crop_resize.run if usable(rows) else crop_resize.reference
+    rows = rows[:, :CROP_COLUMNS].contiguous()
+    return crop(kept.pixels, kept.starts[index], kept.sizes[index], rows, channels, *size, kept.tallest)
+
+
 def cut_windows(
-    pixels: Tensor, starts: Tensor, sizes: Tensor, rows: Tensor, channels: int, height: int, width: int
+    kept: KeptPictures, index: Tensor, rows: Tensor, channels: range, size: tuple[int, int], fill: int = 0
 ) -> Tensor:
-    """(B, channels, height, width) uint8: windows whose tops and lefts `rows` has; black where they leave a picture."""
-    top, left, _, _, flip, vflip, _ = rows.long().unbind(1)
-    down, across = torch.arange(height, device=rows.device), torch.arange(width, device=rows.device)
-    y = top[:, None] + torch.where(vflip[:, None] > 0, height - 1 - down, down)  # (B, height)
-    x = left[:, None] + torch.where(flip[:, None] > 0, width - 1 - across, across)  # (B, width)
+    """(B, channels, *size) uint8: boxes as `resized_boxes` has them, with values that are chosen, never mixed.
+
+    Boxes may leave their pictures here; `fill` is what there is outside, and beyond what is shown.
+    """
+    top, left, box_height, box_width, flip, vflip, _, shown_height, shown_width = (
+        column[:, None] for column in rows[:, :CROP_COLUMNS].long().unbind(1)
+    )
+    sizes = kept.sizes[index]
     h, w = sizes[:, :1], sizes[:, 1:]  # (B, 1)
-    inside = ((y >= 0) & (y < h))[:, :, None] & ((x >= 0) & (x < w))[:, None, :]  # (B, height, width)
-    line = y.clamp(min=0).minimum(h - 1) * w  # (B, height)
-    column = x.clamp(min=0).minimum(w - 1)
-    plane = starts[:, None] + torch.arange(channels, device=rows.device) * h * w  # (B, channels)
-    at = plane[:, :, None, None] + line[:, None, :, None] + column[:, None, None, :]
-    return torch.where(inside[:, None], pixels[at], 0)
+    y, inside_y = _nearest(size[0], top, box_height, vflip, shown_height, h)
+    x, inside_x = _nearest(size[1], left, box_width, flip, shown_width, w)
+    planes = torch.arange(channels.start, channels.stop, device=rows.device) * h * w  # (B, channels)
+    at = (kept.starts[index, None] + planes)[:, :, None, None] + (y * w)[:, None, :, None] + x[:, None, None, :]
+    inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
+    return torch.where(inside, kept.pixels[at], fill)
+
+
+def _nearest(
+    count: int, first: Tensor, part: Tensor, mirror: Tensor, shown: Tensor, side: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(B, count) positions along a side of the pictures, `CropView.pixels` of a batch, and whether they are there."""
+    place = torch.arange(count, device=first.device)
+    place = torch.where(mirror > 0, shown - 1 - place, place)
+    at = first + ((2 * place + 1) * part).div(2 * shown, rounding_mode="floor")
+    inside = (place >= 0) & (place < shown) & (at >= 0) & (at < side)
+    return at.clamp(min=0).minimum(side - 1), inside

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import random
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -77,6 +77,27 @@ def mirrored(boxes: np.ndarray, size: tuple[int, int], flip: bool, vflip: bool) 
     return np.stack([left, top, right, bottom], axis=1)
 
 
+class ColourMap(NamedTuple):
+    """A linear map of colours, of one picture or of each of a batch."""
+
+    matrix: Tensor  # (C, C) or (B, C, C) float32
+    offset: Tensor  # () or (B,), in values of the pictures
+
+
+@dataclass(frozen=True)
+class DrawnPair:
+    """All that is drawn for a picture with a target."""
+
+    view: CropView
+    mode: str  # of interpolation
+    colours: ColourMap | None
+
+    def picture(self, opened: OpenedPicture, preprocessing: Preprocessing) -> Tensor:
+        """(C, h, w) uint8 or float32: the view of the picture, in other colours."""
+        picture = self.view.picture(opened, preprocessing, self.mode)
+        return recolour(picture, self.colours, preprocessing.depth) if self.colours else picture
+
+
 class SegmentAugmentation:
     """Rescale, cut a window, mirror, distort colours, pad: a picture and its mask, always as large as `window`.
 
@@ -90,13 +111,18 @@ class SegmentAugmentation:
 
     def pair(self, file: Picture, mask: np.ndarray, seed: int) -> tuple[Tensor, Tensor]:
         """(C, h, w) and (h, w) uint8 from a mask (H, W) uint8: a function of its arguments; may raise BadPicture."""
-        with drawing_from(seed), OpenedPicture(file, self.preprocessing.max_pixels) as opened:
+        with OpenedPicture(file, self.preprocessing.max_pixels) as opened:
             mask = align(mask, opened.header)
-            view = mirror_view(self._view(mask), self.config)
-            picture = _shown(opened, view, self.config, self.preprocessing)
-        target = torch.full(self.window, IGNORE, dtype=torch.uint8)
+            drawn = self.draw(opened.header, mask, seed)
+            picture = drawn.picture(opened, self.preprocessing)
+        view, target = drawn.view, torch.full(self.window, IGNORE, dtype=torch.uint8)
         target[: view.size[0], : view.size[1]] = torch.from_numpy(view.mask(mask))
         return pad(picture, self.window, self.preprocessing), target
+
+    def draw(self, header: Header, mask: np.ndarray, seed: int) -> DrawnPair:
+        """All that is random about an upright picture and its mask."""
+        with drawing_from(seed):
+            return draw_rest(self._view(mask), self.config, self.preprocessing)
 
     def _view(self, mask: np.ndarray) -> CropView:
         whole = mask.shape[0], mask.shape[1]
@@ -124,14 +150,23 @@ class DetectAugmentation:
     def pair(self, file: Picture, objects: Objects, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
         """(C, h, w) and `boxes` (n, 4) float32, `labels` (n,) int64, and where there are shapes `masks` (n, h, w)
         uint8: a function of its arguments; may raise BadPicture."""
-        with drawing_from(seed), OpenedPicture(file, self.preprocessing.max_pixels) as opened:
-            objects = align(objects, opened.header)
-            whole = opened.header.height, opened.header.width
-            view = mirror_view(self._view(whole), self.config)
-            picture = _shown(opened, view, self.config, self.preprocessing)
+        with OpenedPicture(file, self.preprocessing.max_pixels) as opened:
+            header, objects = opened.header, align(objects, opened.header)
+            drawn = self.draw(header, objects, seed)
+            picture = drawn.picture(opened, self.preprocessing)
+        return pad(picture, self.window(drawn), self.preprocessing), self.target(header, objects, drawn)
+
+    def draw(self, header: Header, objects: Objects, seed: int) -> DrawnPair:
+        """All that is random about an upright picture and its objects."""
+        with drawing_from(seed):
+            return draw_rest(self._view((header.height, header.width)), self.config, self.preprocessing)
+
+    def target(self, header: Header, objects: Objects, drawn: DrawnPair) -> dict[str, Tensor]:
+        return shown_objects(objects, drawn.view, (header.height, header.width), self.window(drawn))
+
+    def window(self, drawn: DrawnPair) -> tuple[int, int]:
         side = self.config.img_size
-        window = (side, side) if self.config.crop == "random" else view.size
-        return pad(picture, window, self.preprocessing), shown_objects(objects, view, whole, window)
+        return (side, side) if self.config.crop == "random" else drawn.view.size
 
     def _view(self, whole: tuple[int, int]) -> CropView:
         cfg = self.config
@@ -190,14 +225,17 @@ def varied(mask: np.ndarray, limit: float) -> bool:
     return bool(0 < counts.max() <= limit * counts.sum())
 
 
-def _shown(opened: OpenedPicture, view: CropView, config: AugmentConfig, preprocessing: Preprocessing) -> Tensor:
-    """The view of the picture, its colours distorted."""
+def draw_rest(view: CropView, config: AugmentConfig, preprocessing: Preprocessing) -> DrawnPair:
+    """The view with all that is drawn behind it: mirroring, interpolation, colours."""
+    view = mirror_view(view, config)
     mode = random.choice(("bilinear", "bicubic")) if config.interpolation == "random" else config.interpolation
-    picture = view.picture(opened, preprocessing, mode)
-    return distort(picture, config.photometric, preprocessing.depth) if config.photometric else picture
+    colours = None
+    if config.photometric:
+        colours = draw_colours(config.photometric, preprocessing.channels, preprocessing.depth)
+    return DrawnPair(view, mode, colours)
 
 
-def distort(picture: Tensor, strength: float, depth: int) -> Tensor:
+def draw_colours(strength: float, channels: int, depth: int) -> ColourMap:
     """SSD's photometric distortion, each step with probability 0.5; of other than three channels the first two steps.
 
     Brightness adds up to 32 of 255, contrast multiplies by 0.5 to 1.5, saturation goes from 0.5 to 1.5 times the
@@ -208,11 +246,18 @@ def distort(picture: Tensor, strength: float, depth: int) -> Tensor:
         random.uniform(-most, most) * strength if random.random() < 0.5 else 0.0 for most in (32 / 255, 0.5, 0.5, 0.1)
     )
     factor, top = max(0.0, 1 + contrast), 255 if depth == 8 else 1
-    matrix = factor * (colours(1 + saturation, turn) if len(picture) == 3 else np.eye(len(picture)))
+    matrix = factor * (colours(1 + saturation, turn) if channels == 3 else np.eye(channels))
     offset = factor * add * top + (0.5 if depth == 8 else 0)  # whole numbers are rounded down below
-    flat = picture.flatten(1).to(torch.float32)  # (C, h * w)
-    flat = torch.addmm(torch.tensor(offset), torch.tensor(matrix, dtype=torch.float32), flat)
-    return (flat.clamp_(0, top) if depth < 32 else flat).to(picture.dtype).view(picture.shape)
+    return ColourMap(torch.tensor(matrix, dtype=torch.float32), torch.tensor(offset))
+
+
+def recolour(pictures: Tensor, colours: ColourMap, depth: int) -> Tensor:
+    """(C, h, w), or (B, C, h, w) with as many maps, uint8 or float32, in other colours."""
+    flat = pictures.flatten(-2).to(torch.float32)
+    product = torch.addmm if flat.ndim == 2 else torch.baddbmm
+    flat = product(colours.offset[..., None, None], colours.matrix, flat)
+    top = 255 if depth == 8 else 1
+    return (flat.clamp_(0, top) if depth < 32 else flat).to(pictures.dtype).view(pictures.shape)
 
 
 def colours(saturation: float, turn: float) -> np.ndarray:
@@ -227,11 +272,15 @@ def pad(picture: Tensor, window: tuple[int, int], preprocessing: Preprocessing) 
     """(C, h, w) in the upper left corner of a window of the mean colour."""
     if picture.shape[1:] == window:
         return picture.contiguous()
-    mean = torch.tensor(preprocessing.mean)
-    mean = (mean * 255).round().clamp(0, 255) if preprocessing.depth == 8 else mean
-    padded = mean.to(picture.dtype).view(-1, 1, 1).expand(-1, *window).contiguous()
+    padded = mean_colour(preprocessing, picture).repeat(1, *window)
     padded[:, : picture.shape[1], : picture.shape[2]] = picture
     return padded
+
+
+def mean_colour(preprocessing: Preprocessing, like: Tensor) -> Tensor:
+    """(C, 1, 1) of the type and on the device of pictures."""
+    mean, _ = preprocessing.statistics(like.device)
+    return ((mean * 255).round().clamp(0, 255) if preprocessing.depth == 8 else mean).to(like.dtype)
 
 
 def shown_objects(

@@ -112,7 +112,10 @@ class CocoReader:
                 self._malformed(file, kind, record, f"expected {EXPECTED[kind]}")
         for kind, found in (("images", self.pictures), ("categories", self.categories)):
             if not found[-1]:
-                raise WeftError(f"{file} has no {kind}; expected COCO's lists images, annotations and categories.")
+                wrong = self.faults.named.get("malformed", {})
+                why = next((f": {place} {why}" for place, why in wrong.items() if f", {kind}, " in place), "")
+                expected = "; expected COCO's lists images, annotations and categories"
+                raise WeftError(f"{file} has no {kind}{f' that can be used{why}' if why else expected}.")
 
     def _malformed(self, file: Path, kind: str, record: Any, why: str) -> None:
         named = f"id {record.get('id')}" if isinstance(record, dict) else _compact(record)[:40]
@@ -299,6 +302,8 @@ def _has_boxes(path: Path) -> bool:
                 has_boxes = b'"image_id"' in window and (b'"bbox"' in window or b'"segmentation"' in window)
                 if has_boxes or EMPTY.search(window):
                     return True
+    except PermissionError as error:  # else pictures with boxes would be taken for pictures without
+        raise WeftError(f"{path} cannot be read: {error.strerror}.") from None
     except OSError:
         pass
     return False

@@ -15,6 +15,7 @@ from weft.data.sources.source import Source
 from weft.words import many
 
 NOTHING = "without objects: there is nothing to learn"
+NO_OTHERS = ", and no others: there is nothing to learn"
 LARGE = 8.0  # pixels; of smaller boxes nobody can say whether their shapes lie in them
 FAULTS: dict[str, tuple[Severity, str, str]] = {  # kind to severity, what is counted, and what is said of it
     "mixed-up": ("error", "sign", "that corners and sides of boxes are mixed up; COCO expects x, y, width, height"),
@@ -148,8 +149,11 @@ def _of_pictures(source: Source, looks: dict[int, ObjectSummary], bad_files: flo
     if far := {i: look.far for i, look in looks.items() if look.far}:
         yield problem("warning", "shape-elsewhere", "picture", "with a shape that lies elsewhere than its box", far)
     if crowds := {i: many(look.crowds, "object") for i, look in looks.items() if look.crowds}:
-        text = "marked as crowd or difficult; neither learned nor counted as missed"
-        yield problem("note", "crowd", "object", text, crowds, sum(look.crowds for look in looks.values()))
+        learned = any(len(look.labels) for look in looks.values())
+        text = "marked as crowd or difficult" + ("; neither learned nor counted as missed" if learned else NO_OTHERS)
+        yield problem(
+            "note" if learned else "error", "crowd", "object", text, crowds, sum(look.crowds for look in looks.values())
+        )
     if empty := {i: "" for i, look in looks.items() if not (len(look.labels) or look.crowds or look.wrong)}:
         most = 2 * len(empty) > len(looks)
         text = "without objects; " + ("is that right for most of them?" if most else "kept as examples of background")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from weft.errors import WeftError
 from weft.words import clean, many
 
 Severity = Literal["error", "warning", "note"]
@@ -98,11 +99,14 @@ class DataReport:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "DataReport":
-        problems = [
-            Problem(**{**problem, "pairs": [CopyPair(**pair) for pair in problem["pairs"]]})
-            for problem in content["problems"]
-        ]
-        return cls(**{**content, "problems": problems})
+        try:
+            problems = [
+                Problem(**{**problem, "pairs": [CopyPair(**pair) for pair in problem["pairs"]]})
+                for problem in content["problems"]
+            ]
+            return cls(**{**content, "problems": problems})
+        except (LookupError, TypeError):
+            raise WeftError("data_report.json is not a report that Weft wrote.") from None
 
     def lines(self) -> list[str]:
         """The report as plain text, for pipes and logs."""

@@ -282,7 +282,7 @@ def _index_classes(
         if len(values) > MOST_COLOURS:
             notes = [*notes, f"Masks have {len(values)} values; if they number objects, they are not classes."]
         names = [f"class {value}" for value in values]
-        notes = [*notes, f"Classes are the {len(values)} values that occur in {len(seen)} masks: {_short(values)}."]
+        notes = [*notes, f"Classes are the values of {len(seen)} masks: {_short(values)}."]
         return _settle(names, values, ignore, notes, words)
     rows = list(range(len(named.names))) if named.colours else named.values
     if not named.numbered and _strange(seen, named, ignore) and len(values) == len(named.names):

@@ -246,8 +246,8 @@ def _refuse_other_tasks(folder: Path, folders: list[str]) -> None:
 
 def _other_task(folder: Path, sign: str) -> WeftError:
     return WeftError(
-        f"{folder} looks like segmentation or detection data ({sign}), but not laid out in a way that Weft knows; "
-        "docs/data.md lists those. To classify, give a folder for each class, or a CSV file."
+        f"{folder} looks like segmentation or detection data ({sign}), and has no labels to classify by: these are a"
+        " folder for each class, or a CSV file. docs/data.md has all layouts that Weft knows."
     )
 
 

@@ -45,6 +45,9 @@ def open_source(
         classes: segment: a file with the names, values or colours of the classes.
         ignore: segment: mask values that do not count.
     """
+    path = Path(source).expanduser()
+    if path.exists() and not path.is_dir() and not path.is_file():  # which would be waited for
+        raise WeftError(f"{source} is a pipe or a device, and no data.")
     found = _open_dense(source, task, masks, classes, ignore) or _open(source, group)
     if not len(found):
         raise WeftError(f"{source} has no pictures with labels.")

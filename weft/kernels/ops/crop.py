@@ -19,30 +19,35 @@ def reference_crop(
     """The reference: (B, channels, height, width) uint8.
 
     `pixels` (bytes,) holds pictures as (channels, h, w); picture b begins at `starts[b]` and has the height and width
-    `sizes[b]`. `rows` (B, 7) float32: top, left, height and width of the box, 1 to mirror left and right, 1 to mirror
-    top and bottom, and the place of the interpolation in `MODES`. No box is higher than `most`.
+    `sizes[b]`. `rows` (B, 9) float32: top, left, height and width of the box, 1 to mirror left and right, 1 to mirror
+    top and bottom, the place of the interpolation in `MODES`, and the height and width that the box gets, in the upper
+    left corner of zeros. No box is higher than `most`.
     """
-    made = []
-    for start, (h, w), row in zip(starts.tolist(), sizes.tolist(), rows.tolist(), strict=True):
-        top, left, box_height, box_width, flip, vflip, mode = (int(value) for value in row)
+    made = pixels.new_zeros(len(rows), channels, height, width)
+    for to, start, (h, w), row in zip(made, starts.tolist(), sizes.tolist(), rows.tolist(), strict=True):
+        top, left, box_height, box_width, flip, vflip, mode, *shown = (int(value) for value in row)
         picture = pixels[start : start + channels * h * w].view(channels, h, w)
         box = picture[:, top : top + box_height, left : left + box_width]
-        cut = _resize(box[None], (height, width), MODES[mode])[0]
-        made.append(cut.flip([axis for axis, mirror in ((2, flip), (1, vflip)) if mirror]))
-    return torch.stack(made)
+        cut = _resize(box[None], shown, MODES[mode])[0]
+        to[:, : shown[0], : shown[1]] = cut.flip([axis for axis, mirror in ((2, flip), (1, vflip)) if mirror])
+    return made
 
 
-def _resize(x: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Bytes, which torch resizes on a CPU; elsewhere in floating point, rounded between rows and columns as it does."""
-    if x.device.type == "cpu":
+def _resize(x: Tensor, size: list[int], mode: str) -> Tensor:
+    """Bytes, which torch resizes on a CPU; elsewhere in floating point, rounded between rows and columns as it does.
+
+    At a width of 1 torch repeats the first row.
+    """
+    if x.device.type == "cpu" and size[1] > 1:
         return F.interpolate(x, size, mode=mode, antialias=True)
     return resize_in_float(x, size, mode)
 
 
-def resize_in_float(x: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+def resize_in_float(x: Tensor, size: list[int], mode: str) -> Tensor:
     values = x.float()
-    for shape in ((x.shape[2], size[1]), size):
-        values = F.interpolate(values, shape, mode=mode, antialias=True).round().clamp(0, 255)
+    for side in reversed(size):  # along the rows, then along the columns, which are rows by then
+        values = F.interpolate(values, [values.shape[2], side], mode=mode, antialias=True)
+        values = values.round().clamp(0, 255).mT.contiguous()
     return values.to(torch.uint8)
 
 

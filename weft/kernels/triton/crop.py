@@ -1,4 +1,7 @@
-"""Boxes cut out of pictures of any size and resized: one pass along the rows, one down the columns."""
+"""Boxes cut out of pictures of any size and resized: one pass along the rows, one down the columns.
+
+Beyond what is shown of a picture nothing is added up, and zeros are written.
+"""
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from weft.kernels.triton.launch import cdiv, launch, power_of_two
 from weft.kernels.tuning.launches import launch_parameters
 
-COLUMNS = 7  # of `rows`: top, left, height, width, flip, vflip, mode
+COLUMNS = 9  # of `rows`: top, left, height, width, flip, vflip, mode, and the height and width that are shown
 
 
 @triton.jit
@@ -47,23 +50,23 @@ def _along_rows(
     """LINES lines of one picture's box, all channels, every output column: into `between`, (B, C, most, width)."""
     picture = tl.program_id(0)
     row = rows + picture * COLUMNS
-    box_height, box_width = tl.load(row + 2), tl.load(row + 3)
+    box_height, box_width, shown = tl.load(row + 2), tl.load(row + 3), tl.load(row + 8)
     line = tl.program_id(1) * LINES + tl.arange(0, LINES)
     if tl.program_id(1) * LINES < box_height:
         top, left = tl.load(row).to(tl.int32), tl.load(row + 1).to(tl.int32)
         flip, bicubic = tl.load(row + 4) > 0.5, tl.load(row + 6) > 0.5
         start, h, w = tl.load(starts + picture), tl.load(sizes + 2 * picture), tl.load(sizes + 2 * picture + 1)
         column = tl.arange(0, BLOCK)
-        place = tl.where(flip, width - 1 - column, column)
-        centre, first, count = _first_tap(place, box_width, width, bicubic)
-        shrink = 1.0 / tl.maximum(box_width / width, 1.0)
-        taps = tl.max(tl.where(column < width, count, 0), 0)
+        place = tl.where(flip, shown - 1 - column, column)
+        centre, first, count = _first_tap(place, box_width, shown, bicubic)
+        shrink = 1.0 / tl.maximum(box_width / shown, 1.0)
+        taps = tl.max(tl.where(column < shown, count, 0), 0)
         for channel in tl.static_range(CHANNELS):
             at = start + (channel * h + top + line).to(tl.int64) * w + left  # (LINES,)
             total = tl.zeros((LINES, BLOCK), tl.float32)
             weights = tl.zeros((BLOCK,), tl.float32)
             for tap in range(0, taps):
-                used = (tap < count) & (column < width)
+                used = (tap < count) & (column < shown)
                 weight = tl.where(used, _filter((first + tap - centre + 0.5) * shrink, bicubic), 0.0)
                 mask = (line < box_height)[:, None] & used[None, :]
                 value = tl.load(pixels + at[:, None] + (first + tap)[None, :], mask=mask, other=0)
@@ -71,7 +74,7 @@ def _along_rows(
                 weights += weight
             to = ((picture * CHANNELS + channel) * most + line).to(tl.int64)[:, None] * width + column[None, :]
             written = (line < box_height)[:, None] & (column < width)[None, :]
-            tl.store(between + to, _rounded(total, tl.where(column < width, weights, 1.0)[None, :]), mask=written)
+            tl.store(between + to, _rounded(total, tl.where(column < shown, weights, 1.0)[None, :]), mask=written)
 
 
 @triton.jit(do_not_specialize=["height", "width", "most"])
@@ -83,15 +86,16 @@ def _down_columns(
     plane = tl.program_id(0)  # of B * C
     row = rows + plane // CHANNELS * COLUMNS
     box_height, vflip, bicubic = tl.load(row + 2), tl.load(row + 5) > 0.5, tl.load(row + 6) > 0.5
+    shown = tl.load(row + 7)
     line, column = tl.program_id(1) * LINES + tl.arange(0, LINES), tl.arange(0, BLOCK)
-    place = tl.where(vflip, height - 1 - line, line)
-    centre, first, count = _first_tap(place, box_height, height, bicubic)
-    shrink = 1.0 / tl.maximum(box_height / height, 1.0)
-    taps = tl.max(tl.where(line < height, count, 0), 0)
+    place = tl.where(vflip, shown - 1 - line, line)
+    centre, first, count = _first_tap(place, box_height, shown, bicubic)
+    shrink = 1.0 / tl.maximum(box_height / shown, 1.0)
+    taps = tl.max(tl.where(line < shown, count, 0), 0)
     total = tl.zeros((LINES, BLOCK), tl.float32)
     weights = tl.zeros((LINES,), tl.float32)
     for tap in range(0, taps):
-        used = (tap < count) & (line < height)
+        used = (tap < count) & (line < shown)
         weight = tl.where(used, _filter((first + tap - centre + 0.5) * shrink, bicubic), 0.0)
         at = (plane * most + first + tap).to(tl.int64)[:, None] * width + column[None, :]
         value = tl.load(between + at, mask=used[:, None] & (column < width)[None, :], other=0)
@@ -99,7 +103,7 @@ def _down_columns(
         weights += weight
     to = (plane * height + line).to(tl.int64)[:, None] * width + column[None, :]
     written = (line < height)[:, None] & (column < width)[None, :]
-    tl.store(y + to, _rounded(total, tl.where(line < height, weights, 1.0)[:, None]), mask=written)
+    tl.store(y + to, _rounded(total, tl.where(line < shown, weights, 1.0)[:, None]), mask=written)
 
 
 def crop_resize(

@@ -4,6 +4,7 @@ Nothing here runs code from a file: pickles are read by torch's weights-only unp
 """
 
 import argparse
+import errno
 import os
 import pickle
 import re
@@ -47,6 +48,8 @@ def load_weights(source: str | os.PathLike[str]) -> StateDict:
         path = found
     if not path.is_file():
         raise WeftError(f"{path} does not exist; give a checkpoint file or a Hugging Face folder.")
+    if not os.access(path, os.R_OK):
+        raise WeftError(f"{path} cannot be read: {os.strerror(errno.EACCES)}.")
     try:
         if path.suffix == ".safetensors":
             content: Any = safetensors.torch.load_file(path)

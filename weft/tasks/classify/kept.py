@@ -1,17 +1,19 @@
 """Classifiers that are trained on pictures which are kept on the device: a `KeptTraining`."""
 
 import copy
-import math
+from collections.abc import Generator, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.config import AugmentConfig
-from weft.data.augment.kept import KeptAugmentation
+from weft.data.augment.kept import KeptAugmentation, grey_picture
 from weft.data.augment.mix import BatchAugmentation
 from weft.data.keep import KeptPictures
+from weft.data.loader import Batch, PictureSource, drawn_batches
 from weft.data.preprocessing import Preprocessing
+from weft.data.sampler import SamplingPlan
 
 
 class KeptClassification(KeptAugmentation):
@@ -26,6 +28,12 @@ class KeptClassification(KeptAugmentation):
         on_device = torch.from_numpy(labels).to(pictures.pixels.device)
         self.pictures, self.labels = pictures, on_device.float() if self.mix.multilabel else on_device
 
+    def batches(
+        self, source: PictureSource, plan: SamplingPlan, steps: Iterable[int], workers: int
+    ) -> Generator[Batch]:
+        assert self.pictures is not None
+        return drawn_batches(self.pictures.shapes, self.pictures.stand_ins, source.labels, self.draw, plan, steps)
+
     def draw(self, generator: np.random.Generator, shapes: np.ndarray) -> np.ndarray:
         mixed = self.mix.draw_rows(generator, len(shapes), *self.preprocessing.size)
         return np.hstack([self.draw_crops(generator, shapes), mixed])
@@ -39,12 +47,10 @@ class KeptClassification(KeptAugmentation):
         return self.mix.finish(self.augmented(index, rows), self.labels[index], mixed, self.preprocessing)
 
     def rehearse(self, count: int, device: torch.device) -> None:
-        shape = self.preprocessing.channels, *self.preprocessing.size
-        grey = torch.full((math.prod(shape),), 127, dtype=torch.uint8, device=device)
-        start, size = torch.zeros(1, dtype=torch.int64, device=device), np.array([shape[1:]])
-        kept = KeptPictures(grey, start, torch.from_numpy(size).to(device), size, shape[0], np.zeros(1, np.int64), [])
+        size = self.preprocessing.size
         rehearsal, classes = copy.copy(self), self.mix.num_classes
         if self.pictures is None:  # else with the memory that the tallest of them takes
-            rehearsal.keep(kept, np.zeros((1, classes) if self.mix.multilabel else 1, np.int64))
-        rows = self.draw(np.random.default_rng(0), np.repeat(size, count, axis=0))
+            labels = np.zeros((1, classes) if self.mix.multilabel else 1, np.int64)
+            rehearsal.keep(grey_picture((self.preprocessing.channels, *size), device), labels)
+        rows = self.draw(np.random.default_rng(0), np.tile(size, (count, 1)))
         rehearsal.prepare(torch.zeros(count, dtype=torch.int64, device=device), torch.from_numpy(rows).to(device))

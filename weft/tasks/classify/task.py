@@ -71,19 +71,19 @@ class Classify:
     def training_size(self) -> tuple[int, int]:
         return self.preprocessing.size
 
-    def augmented(self, batch: Batch, seed: int) -> Tensor:
-        """(B, C, h, w) pictures on the device, after the policy where that is done there."""
+    def augmented(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """(B, C, h, w) pictures on the device, after the policy where that is done there, and labels."""
         if self.kept is not None and isinstance(batch.pictures, DrawnPictures):
-            return self.kept.augmented(*batch.pictures.to(self.device))
+            return self.kept.augmented(*batch.pictures.to(self.device)), batch.labels
         pictures = batch.pictures.to(self.device, non_blocking=True)
-        return self.policy(pictures, seed) if self.policy else pictures
+        return self.policy(pictures, seed) if self.policy else pictures, batch.labels
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Pictures and targets on the device, normalised and mixed: the whole batch, before it is cut into parts."""
         if self.kept is not None and isinstance(batch.pictures, DrawnPictures):
             return self.kept.prepare(*batch.pictures.to(self.device))
-        pictures = self.preprocessing.normalise(self.augmented(batch, seed))
-        return self.mix(pictures, batch.labels.to(self.device, non_blocking=True), seed)
+        pictures, labels = self.augmented(batch, seed)
+        return self.mix(self.preprocessing.normalise(pictures), labels.to(self.device, non_blocking=True), seed)
 
     def advance(self, part_done: float) -> None:
         self.mix.part_done = part_done

@@ -11,6 +11,7 @@ from weft.data.check.findings import DataReport
 from weft.data.preprocessing import Preprocessing
 from weft.errors import WeftError
 from weft.heads.rcnn import choose_anchors
+from weft.tasks import choose as common
 from weft.tasks.choose import (
     LONG_SIDE,
     check_dense_settings,
@@ -19,9 +20,6 @@ from weft.tasks.choose import (
     dense_preprocessing,
     fill_dense_model,
     usual_side,
-)
-from weft.tasks.choose import (
-    kept_bytes as kept_bytes,
 )
 from weft.tasks.policy import Situation, detect_settings
 
@@ -62,6 +60,11 @@ def fill(config: Config, given: Collection[str], report: DataReport, device: tor
 def choose_preprocessing(config: Config, report: DataReport) -> Preprocessing:
     """Whole pictures at the size at which the detector was trained."""
     return dense_preprocessing(config, report, (config.augment.img_size, config.augment.long_side))
+
+
+def kept_bytes(config: Config, report: DataReport) -> int:
+    """Only windows are of one size, as a batch on the device has to be."""
+    return common.kept_bytes(config, report) if config.augment.crop == "random" else 0
 
 
 def check_settings(config: Config) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import Config
+from weft.data.augment.kept_pairs import KeptObjects
 from weft.data.augment.pairs import DetectAugmentation
 from weft.data.given import GivenPictures
-from weft.data.loader import Batch
+from weft.data.loader import Batch, DrawnPictures
 from weft.data.sources.source import Source
 from weft.errors import WeftError
 from weft.report.run import RunReport
@@ -37,7 +38,6 @@ class Detect:
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, False
     shown_metrics: ClassVar[dict[str, str]] = {"box_ap": "box AP", "mask_ap": "mask AP"}
     can_replay = False  # takes targets along with pictures, and waits for the number of its proposals
-    kept = None  # on the device; in memory they may be
     multilabel = False
 
     def __init__(self, config: Config, facts: TaskFacts):
@@ -46,6 +46,7 @@ class Detect:
         self.unlearned = facts.unlearned
         self.has_shapes = config.model.head == choose.WITH_SHAPES
         self.augmentation = DetectAugmentation(config.augment, self.preprocessing)
+        self.kept = KeptObjects(self.augmentation) if config.data.keep == "device" else None
         self.score = "mask_ap" if self.has_shapes else "box_ap"
 
     # Training ---------------------------------------------------------------------------------------------------
@@ -54,15 +55,18 @@ class Detect:
     def training_size(self) -> tuple[int, int]:
         return window_size(self.config)
 
-    def augmented(self, batch: Batch, seed: int) -> list[Tensor]:
-        """(C, h, w) pictures on the device, of any size."""
-        return to_device(list(batch.pictures), self.device)
+    def augmented(self, batch: Batch, seed: int) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        """(C, h, w) pictures on the device, of any size, and their objects."""
+        if self.kept is not None and isinstance(batch.pictures, DrawnPictures):
+            return list(self.kept.augmented(*batch.pictures.to(self.device))), batch.labels
+        return to_device(list(batch.pictures), self.device), batch.labels
 
     def prepare(self, batch: Batch, seed: int) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         """Normalised pictures and targets on the device; a detector's labels begin at 1, as 0 is the background."""
+        pictures, objects = self.augmented(batch, seed)
         wanted = ("boxes", "masks") if self.has_shapes else ("boxes",)
-        targets = [{**{key: y[key] for key in wanted}, "labels": y["labels"] + 1} for y in batch.labels]
-        return self._shown(batch.pictures), to_device(targets, self.device)
+        targets = [{**{key: y[key] for key in wanted}, "labels": y["labels"] + 1} for y in objects]
+        return self._shown(pictures), to_device(targets, self.device)
 
     def advance(self, part_done: float) -> None:
         """Nothing to do: no augmentation depends on it."""

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.config import Config
+from weft.data.augment.kept_pairs import KeptMasks
 from weft.data.augment.pairs import SegmentAugmentation
 from weft.data.given import GivenPictures
-from weft.data.loader import Batch
+from weft.data.loader import Batch, DrawnPictures
 from weft.data.masks.values import IGNORE
 from weft.data.sources.source import Source
 from weft.errors import WeftError
@@ -47,7 +48,6 @@ class Segment:
     largest_batch, eval_batch, counts_hits = 16, EVAL_BATCH, True
     shown_metrics: ClassVar[dict[str, str]] = {"miou": "mIoU", "pixel_accuracy": "pixels"}
     can_replay = True
-    kept = None  # on the device; in memory they may be
     score, multilabel = "miou", False
 
     def __init__(self, config: Config, facts: TaskFacts):
@@ -57,6 +57,7 @@ class Segment:
         self.mask_values, self.mask_colours = facts.mask_values or range(len(facts.classes)), facts.mask_colours
         side = config.augment.img_size
         self.augmentation = SegmentAugmentation(config.augment, self.preprocessing, (side, side))
+        self.kept = KeptMasks(self.augmentation) if config.data.keep == "device" else None
         self.window = config.test.window or side  # of test.mode=slide
         if config.test.mode == "slide" and not self.window:
             raise WeftError("test.mode=slide needs the side of a window; set test.window.")
@@ -78,13 +79,16 @@ class Segment:
             balance=self.config.data.balance,
         )
 
-    def augmented(self, batch: Batch, seed: int) -> Tensor:
-        """(B, C, h, w) pictures on the device: the readers have done all there is to do."""
-        return to_device(batch.pictures, self.device)
+    def augmented(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """(B, C, h, w) pictures and (B, h, w) masks, on the device."""
+        if self.kept is None or not isinstance(batch.pictures, DrawnPictures):
+            return to_device(batch.pictures, self.device), to_device(batch.labels, self.device)
+        drawn = batch.pictures.to(self.device)
+        return self.kept.augmented(*drawn), self.kept.masks(*drawn)
 
     def prepare(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
-        """(B, C, h, w) normalised pictures and (B, h, w) masks, on the device."""
-        return self._input(batch.pictures), to_device(batch.labels, self.device)
+        pictures, masks = self.augmented(batch, seed)
+        return self.preprocessing.normalise(pictures), masks
 
     def advance(self, part_done: float) -> None:
         """Nothing to do: no augmentation depends on it."""
