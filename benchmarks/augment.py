@@ -273,7 +273,8 @@ def check(seeds: int) -> bool:
     mean, different, equal = check_pairs(seeds)
     fine = equal and mean < 0.05 and different < 0.05
     right &= fine
-    print(f"{'with masks':15} off by {mean:.1e} on average, {different:.1e} , masks {'equal' if equal else 'OFF'}")
+    masks = "equal" if equal else "not"
+    print(f"{'with masks':15} off by {mean:.1e} on average, masks {masks}{'' if fine else '   WRONG'}")
     if DEVICE == "cuda":
         same = check_replay()
         right &= same

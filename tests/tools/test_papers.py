@@ -61,8 +61,10 @@ def test_hours_are_what_the_script_counts():
     assert papers.page() == papers.PAGE.read_text(), "stale: run `python -m tools.papers`"
 
 
-def test_hours():
+def test_hours(monkeypatch):
     """CeiT-T for 310 epochs at 50 TFLOP/s, as the head of its recipe has it; CvT-13 as it was measured."""
+    measured = {key: speed for key, speed in papers.measured().items() if key[0] != "ceit_tiny"}
+    monkeypatch.setattr(papers, "measured", lambda: measured)
     table = find_table("ceit-imagenet")
     row = next(row for row in table.rows if row.name == "CeiT-T")
     assert papers.hours(table, row, "imagenet") == (pytest.approx(18.5, abs=0.1), False)
