@@ -25,6 +25,14 @@ def test_models_import_no_kernels():
     assert [str(one) for one in find_references() if (one.origin, one.target) == ("models", "kernels")] == []
 
 
+def test_models_hardly_ask_for_torchscript():
+    """A family's file reads like its paper: what TorchScript alone needs is said in a few places, fewer than 15."""
+    files = sorted((Path(layers.__file__).parents[1] / "weft" / "models").rglob("*.py"))
+    asked = {file.name: file.read_text().count("is_scripting()") for file in files}
+    assert len(files) > 20
+    assert sum(asked.values()) < 15, asked
+
+
 def test_what_the_package_is_known_to_use_is_found():
     """An empty list of wrong references would be no news from a reader that finds nothing."""
     found = {(one.file, one.target) for one in find_references()}

@@ -162,9 +162,15 @@ def test_any_valid_label_counts(run):
 # Predicting -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("least", "fast"), [(4, True), (5, False)])
-def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, least, fast):
+@pytest.mark.parametrize(("least", "wanted", "fast"), [(4, True, True), (5, True, False), (4, False, False)])
+def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, tmp_path, least, wanted, fast):
+    """Unless the run was trained without them."""
     from weft.run import predictor as predictor_module
+
+    run = shutil.copytree(run, tmp_path / "run")
+    settings = (run / "config.yaml").read_text()
+    assert "  fast: true" in settings
+    (run / "config.yaml").write_text(settings.replace("  fast: true", f"  fast: {str(wanted).lower()}"))
 
     seen = []
     monkeypatch.setattr(predictor_module, "WORTH_COMPILING", least)

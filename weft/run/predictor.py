@@ -105,7 +105,7 @@ class Predictor:
         self, source: PictureSource, indices: np.ndarray, batch: int, workers: int, progress: Progress | None
     ) -> Iterator[Batch]:
         """The pictures at `indices` as the model sees them, in batches."""
-        if len(indices) >= WORTH_COMPILING:
+        if len(indices) >= WORTH_COMPILING and self.task.config.run.fast:
             fast_on(self.model, self.device)
         batch, workers, done = batch or self.task.eval_batch, reading_workers(workers, len(indices)), 0
         pin = self.device.type == "cuda"
