@@ -25,7 +25,7 @@ MEAN, STD = 0.286, 0.353
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="cvt_nano", choices=weft.list_models())
+    parser.add_argument("--model", default="vt_resnet_nano", choices=weft.list_models())
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("demo"))
     args = parser.parse_args()

@@ -10,6 +10,7 @@ from weft.config import Config, override
 from weft.report.outlook import outlook
 from weft.report.run import History
 from weft.tasks.classify.evaluate import ClassifyEvaluation
+from weft.tasks.segment.evaluate import SegmentEvaluation
 
 
 def finished(right: float, epochs: float, shares=(0.5, 0.3, 0.2), seen: float = 1e12, init: str = "", scores=(), **row):
@@ -45,6 +46,35 @@ def test_the_commonest_class_and_guessing_stand_beside_the_result():
 )
 def test_too_little_training_is_told(right, epochs, words):
     assert any(words in line for line in outlook(finished(right, epochs, seen=40 * 32)))
+
+
+def dense(**metrics) -> SimpleNamespace:
+    """A run of many epochs on masks or boxes."""
+    return SimpleNamespace(**{**vars(finished(0.9, 50)), "metrics": metrics})
+
+
+def masks(*said: int) -> dict:
+    """Metrics of 100 pixels of a class and 20 of another, which were given these answers, one for each class."""
+    confusion = np.zeros((2, 2), np.int64)
+    confusion[[0, 1], said] = 100, 20
+    truth, answers, hits = confusion.sum(1), confusion.sum(0), confusion.diagonal()
+    return SegmentEvaluation(["a"], ["floor", "thing"], confusion, truth[None], answers[None], hits[None], 1).metrics()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "nothing"),
+    [
+        (dict(box_ap=0.0), True),
+        (dict(box_ap=0.002, mask_ap=None), True),
+        (dict(box_ap=0.2, mask_ap=0.0), False),
+        (dict(box_ap=None), False),  # where there is no object
+        (masks(0, 0), True),
+        (masks(0, 1), False),
+    ],
+    ids=str,
+)
+def test_masks_and_boxes_that_say_nothing_are_told(metrics, nothing):
+    assert any("finds hardly anything" in line for line in outlook(dense(**metrics))) == nothing
 
 
 def test_a_curve_of_fewer_pictures_is_told():

@@ -49,7 +49,7 @@ situations = st.builds(
     epochs=st.sampled_from([0.0, 0.5, 3.0, 300.0]),
     model=st.sampled_from(["", "vt_resnet_nano", "cvt_13", "resnet18"]),
     size=st.sampled_from([0, 32, 224]),
-    weights=st.just(False),
+    weights=st.booleans(),
 )
 
 

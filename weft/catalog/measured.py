@@ -1,8 +1,9 @@
 """Accuracies that models reach in a time, as they were measured: read by whoever chooses a model for a run.
 
-measured.json is written by benchmarks/choices.py, from trainings by `weft train`. A row is a model at a size of
-pictures: how many of them it trains on in a second, and the accuracy after it has seen so many. What a time allows is
-then a matter of reading: pictures that the machine can see in it, and the accuracy that goes with them.
+measured.json: benchmarks/choices.py writes the rows of a CPU, from trainings by `weft train`; those of a GPU were taken
+from the results that their `source` names. A row is a model at a size of pictures: how many of them it trains on in a
+second, and the accuracy after it has seen so many. What a time allows is then a matter of reading: pictures that the
+machine can see in it, and the accuracy that goes with them.
 """
 
 import json

@@ -10,6 +10,8 @@ from weft.words import many
 FEW_EPOCHS = 5  # below which a model has hardly been trained
 TIMES = 4  # as long, a run that is compared with this one
 WORTH_TELLING = 0.005  # of accuracy
+NOTHING = 0.01  # of average precision: what boxes reach that lie anywhere
+TOO_LITTLE = "it has learnt too little to say anything. Give it more time."
 STEEP = 0.04  # of the score
 
 
@@ -22,13 +24,24 @@ def outlook(run: RunReport) -> list[str]:
         always, guessed = f"{common['share']:.0%}", f"{common['guessed_by_share']:.0%}"
         told.append(f"Always answering {common['name']} would be right on {always}, guessing on {guessed}.")
     if common and top1 is not None and metrics["top1_interval"][0] <= common["share"]:
-        return [*told, "The model does hardly better: it has learnt too little to say anything. Give it more time."]
+        return [*told, f"The model does hardly better: {TOO_LITTLE}"]
+    if finds_nothing(metrics):
+        return [*told, f"The model finds hardly anything: {TOO_LITTLE}"]
     if epochs < FEW_EPOCHS:
         length = f"{epochs:.2g} epoch{'s' * (epochs > 1)}" if epochs >= 1 else many(steps, "step")
         told.append(f"It is hardly trained: {length}. Give it more --minutes.")
     elif rises(run.history.epochs):
         told.append("Its curve still rises steeply: more time would help.")
     return told + more_time(run, top1)
+
+
+def finds_nothing(metrics: dict[str, Any]) -> bool:
+    """Whether masks are no better than the commonest class everywhere, or boxes no better than none."""
+    if metrics.get("miou") is not None:
+        pixels = [row["pixels"] for row in metrics["per_class"] if row["iou"] is not None]
+        return metrics["miou"] <= max(pixels) / sum(pixels) / len(pixels)  # one class has its share, the others nothing
+    found = [metrics[name] for name in ("mask_ap", "box_ap") if metrics.get(name) is not None]
+    return bool(found) and max(found) < NOTHING
 
 
 def rises(rows: list[dict[str, Any]]) -> bool:
