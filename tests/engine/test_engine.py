@@ -175,7 +175,7 @@ def test_multi_label_table(pictures, tmp_path):
     assert weft.load(result.folder).multilabel
 
 
-@pytest.mark.parametrize("recipe", ["quick", "small-data"])  # the second has a policy
+@pytest.mark.parametrize("recipe", ["auto", "quick", "small-data"])  # the last has a policy
 @pytest.mark.parametrize("depth", [8, 16, 32])
 def test_other_channels_and_depths_train(tmp_path, depth, recipe):
     """Five channels as arrays; 16-bit grey, whose mean is measured on the data; a single TIFF of floats among these."""

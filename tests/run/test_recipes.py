@@ -23,6 +23,7 @@ from weft.run.build import create, model_args
 from weft.run.choose import check_task_settings
 from weft.run.recipes import FOLDER, find_recipe, recipe_names
 from weft.run.start import asked_length
+from weft.tasks.policy import usual_model
 
 NAMES = [name for name, _ in recipe_names()]
 EVERYDAY = [
@@ -433,6 +434,18 @@ def test_command_prints_a_recipe(tmp_path):
     file.write_text(printed)
     assert read_yaml(file) == find_recipe("vt-advanced")
     assert printed.startswith("# VT-ResNet")
+
+
+def test_command_prints_the_rule():
+    printed = run("recipes", "auto").stdout
+    assert "Learning rate     AdamW at 4e-3 for less than 15 epochs" in printed
+    assert all(title in printed for title in ("Model and size", "Augmentation", "Mixing", "Masks", "Boxes"))
+
+
+@pytest.mark.parametrize(("device", "side"), [("cpu", 32), ("cuda", 32), ("cpu", 224), ("cuda", 224)])
+def test_page_recommends_the_model_that_is_chosen(device, side):
+    advice = (ROOT / "docs/models.md").read_text().split("## What all models take")[0]
+    assert f"`{usual_model(device, side).model}`" in advice
 
 
 def test_command_lists_keys():

@@ -18,7 +18,10 @@ Augmentation      Crops and flips; of small pictures flips alone below 15 epochs
                   has no time for its disguises. Nano models, which overfit less, stay at the weaker one.
 Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on (not of nano models),
                   and none in the last third of the run: what is learnt last is whole pictures.
-Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always.
+Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, weight decay 0.05, always. No average of
+                  the weights: the rate ends at zero.
+Other pictures    Of 16 bits or floats: no RandAugment, since deeper values are often measured ones. The number of
+                  classes decides nothing.
 From weights      A tenth of the rate, falling by 0.75 from layer to layer; augmentation and mixing by the length, as
                   from scratch, since a long run on few pictures learns them by heart.
 Masks             vt_resnet_mini, on a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of
@@ -247,7 +250,7 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     ]
     if not now.model:
         why.append(f"model {model}" + " under a narrow head: for a CPU" * on_cpu)
-    return settings, why
+    return settings, why + _lost_from_scratch(now)
 
 
 def _speed(now: Situation, each: float, pixel: float, size: int) -> float:
@@ -326,9 +329,12 @@ def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) ->
         minutes = epochs * now.pictures / speed / 60
         told = f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here"
         why.append(f"{told}; --minutes or --epochs say otherwise")
-    if not now.weights and now.side > SMALL_SIDE and now.pictures < FEW:
-        why.append(
-            "from scratch: --init pretrained downloads 80 MB once and usually brings far more"
-            f" from {now.pictures:,} pictures"
-        )
-    return why
+    return why + _lost_from_scratch(now)
+
+
+def _lost_from_scratch(now: Situation) -> list[str]:
+    """What few photographs lose that do not begin with weights of a million others."""
+    if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW:
+        return []
+    told = "from scratch: --init pretrained downloads 80 MB once and usually brings far more"
+    return [f"{told} from {now.pictures:,} pictures"]
