@@ -171,6 +171,7 @@ class Task(Protocol):
     shown_metrics: ClassVar[dict[str, str]]  # the parts of `Meter.result` that a terminal shows, and their names
     eval_batch: ClassVar[int]  # pictures at once in validation, `weft eval` and `weft predict`
 
+    config: Config
     classes: list[str]
     preprocessing: Preprocessing
     device: torch.device
