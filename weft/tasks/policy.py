@@ -333,7 +333,7 @@ def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) ->
 
 
 def _lost_from_scratch(now: Situation) -> list[str]:
-    """What few photographs lose that do not begin with weights of a million others."""
+    """Says what few photographs lose that do not begin with weights of a million others."""
     if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW:
         return []
     told = "from scratch: --init pretrained downloads 80 MB once and usually brings far more"
