@@ -214,7 +214,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TestConfig:
-    """How a dense model is used, in validation, `weft eval` and `weft predict` alike."""
+    """How a model is used, in validation, `weft eval` and `weft predict` alike; of a classifier `flip` alone."""
 
     mode: Literal["auto", "whole", "slide"] = key(
         "auto", "segmentation: the whole picture at once, or in windows; auto: whole"
@@ -222,7 +222,7 @@ class TestConfig:
     window: int = key(0, "side of a window; 0: the size of training", least=0)
     overlap: float = key(0.333, "part of a window that the next one covers again", least=0, below=1)
     scales: list[float] = key([1.0], "sizes over which answers are averaged, as parts of the picture's")
-    flip: bool = key(False, "average with the answer to the mirrored picture")
+    flip: bool = key(False, "classification, segmentation: average with the answer to the mirrored picture")
     short_side: int = key(
         0, "pictures are resized to this short side; 0: segmentation keeps, detection as in training", least=0
     )

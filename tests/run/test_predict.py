@@ -14,6 +14,7 @@ from PIL import Image
 
 import weft
 from tests.conftest import randomise
+from tests.helpers.small_runs import make_pictures, tiny_run
 from weft.config import Config, override, to_yaml
 from weft.data.loader import eval_batches
 from weft.data.preprocessing import Preprocessing
@@ -339,3 +340,24 @@ def test_run_is_computed_as_it_was_validated(run, tmp_path):
         assert predictor.dtype == dtype
     weights = [p for p in predictor.model.parameters() if p.ndim == 4 and min(p.shape[1:]) > 1]
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+
+
+def test_mirrored_pictures_count_as_much(tmp_path):
+    """`test.flip`: the mean of the logits of both, in training's validation, `weft eval`, and wherever the run goes."""
+    data = make_pictures(tmp_path / "data", side=24)
+    run = tiny_run(data, tmp_path / "run", img_size=24, test__flip=True, augment__flip=0.0).folder
+    trained = weft.load(run)
+    once = weft.load(run, settings={"test.flip": False})
+    picture = np.asarray(Image.open(data / "class 1" / "3.png"))
+    seen = torch.stack([trained.preprocessing.picture(Image.fromarray(p)) for p in (picture, picture[:, ::-1])])
+    alone = once.infer(seen)
+    torch.testing.assert_close(trained.infer(seen[:1]), alone.mean(0, keepdim=True))
+    assert not torch.allclose(alone[0], alone[1])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["kind"] == "epoch"][-1]
+    source, indices, _ = find_pictures(run)
+    assert evaluate(trained, source, indices).metrics()["loss"] == pytest.approx(last["val_loss"])
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        shutil.copy(run / name, tmp_path / "folder")
+    torch.testing.assert_close(weft.load(tmp_path / "folder").infer(seen), trained.infer(seen))

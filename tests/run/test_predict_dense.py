@@ -407,8 +407,8 @@ def test_classifiers_have_no_masks(tmp_path, pictures, command):
     code, _, err = command("predict", tmp_path / "model", pictures, "--out", tmp_path / "out")
     assert (code, "leave --out" in err) == (2, True)
     assert not (tmp_path / "out").exists()
-    code, _, err = command("eval", tmp_path / "model", pictures, "--flip")
-    assert (code, "holds a classifier, to which test.flip does not apply" in err) == (2, True)
+    code, _, err = command("eval", tmp_path / "model", pictures, "--mode", "slide")
+    assert (code, "holds a classifier, to which test.mode does not apply" in err) == (2, True)
 
 
 def test_pictures_may_be_arrays_of_any_size():

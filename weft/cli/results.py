@@ -46,7 +46,7 @@ def evaluate(
     scales
         Segmentation: average over these sizes of the picture, such as 0.5,0.75,1,1.25.
     flip
-        Segmentation: average with the mirrored picture.
+        Classification, segmentation: average with the mirrored picture.
     mode
         Segmentation: whole pictures, or slide over them in windows.
     as_json

@@ -40,7 +40,9 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
     if alone:
         model = create(name, args, len(classes), channels, init == PRETRAINED)
         changed = _begin_with(model, init, name)
-        return Made(model, changed, partial(_write, classes=classes, multilabel=multilabel, args=args))
+        used = {"test.flip": True} if config.test.flip else {}
+        about: Any = dict(classes=classes, multilabel=multilabel, settings=used, args=args)
+        return Made(model, changed, partial(_write, about=about))
     args = {**any_size(name), **args}
     backbone = create(name, args, 0, channels, init == PRETRAINED)
     weights = load_weights(init) if init and init != PRETRAINED and not is_host(init) else {}
@@ -82,12 +84,9 @@ def _write(
     weights: dict[str, Tensor],
     preprocessing: dict[str, Any],
     *,
-    classes: list[str],
-    multilabel: bool,
-    args: dict[str, Any],
+    about: Any,
 ) -> None:
-    common: Any = dict(classes=classes, preprocessing=preprocessing, multilabel=multilabel)
-    write_model(model, folder, args=args, weights=weights, **common)
+    write_model(model, folder, weights=weights, preprocessing=preprocessing, **about)
 
 
 def _write_dense(

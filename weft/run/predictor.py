@@ -192,16 +192,16 @@ def _is_finite(answer: Any) -> bool:
 def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping[str, Any] | None = None) -> Predictor:
     """Opens what was trained or converted: a run, any folder that `save_model` wrote, or "hub:OWNER/NAME".
 
-    A run is computed with as training validated it; classes without names have their numbers. A model that segments
-    or detects takes other `settings` of how it is used, such as {"test.flip": True}.
+    A run is computed with as training validated it; classes without names have their numbers. `settings` are others of
+    how it is used, such as {"test.flip": True}, which is the one that a classifier has.
     """
     name = os.fspath(folder)
     folder = fetch_model(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     model, stored = open_model(folder)
     entry = stored.get("weft", {})
     kind = task_class(entry.get("task", UNNAMED))
-    if settings and kind.whole_pictures:
-        raise WeftError(f"{folder} holds a classifier, to which {', '.join(settings)} does not apply.")
+    if kind.whole_pictures and (others := [key for key in settings or () if key != "test.flip"]):
+        raise WeftError(f"{folder} holds a classifier, to which {', '.join(others)} does not apply.")
     where, dtype, config = pick_device(device), torch.float32, override(Config(), entry.get("settings", {}))
     if (folder / "config.yaml").is_file():
         config = override(config, read_yaml(folder / "config.yaml"))

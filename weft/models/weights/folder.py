@@ -108,6 +108,7 @@ def write_model(
     classes: Sequence[str],
     preprocessing: dict[str, Any],
     multilabel: bool,
+    settings: Mapping[str, Any] | None = None,
     args: dict[str, Any] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
@@ -119,6 +120,7 @@ def write_model(
         classes: names, in the order of the model's outputs.
         preprocessing: `Preprocessing.to_dict()`. timm's data configuration of the opened model says the same.
         multilabel: whether a picture may have several classes.
+        settings: of how it is used, where they are not the usual ones.
         args: what timm.create_model was given. A model of Weft knows its own.
         weights: what to write instead of the model's own state, such as one gathered from many processes.
     """
@@ -127,6 +129,7 @@ def write_model(
     common = {"num_classes": len(classes), "in_chans": preprocessing["channels"]}
     arguments = _arguments(model) if isinstance(model, HybridModel) else {**(args or {}), **common}
     entry = {"preprocessing": preprocessing, "multilabel": multilabel, "version": __version__}
+    entry |= {"settings": dict(settings)} if settings else {}
     _write(model, folder, weights or model.state_dict(), cfg, arguments, classes, {"weft": entry})
 
 

@@ -116,10 +116,10 @@ class Classify:
     # Use --------------------------------------------------------------------------------------------------------
 
     def infer(self, model: nn.Module, pictures: Tensor) -> Tensor:
-        """(B, classes) logits."""
+        """(B, classes) logits; where asked for, their mean with those of the mirrored pictures."""
         x = self.preprocessing.normalise(pictures.to(self.device, non_blocking=True))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return model(x)
+            return logits_of(model, x, self.config.test.flip)
 
     def set_up(self, model: nn.Module) -> None:
         """Nothing to do: a classifier has one way of being used."""
@@ -144,3 +144,8 @@ class Classify:
 
     def report(self, run: RunReport) -> tuple[str, dict[str, Any]]:
         return "report.html.j2", classify_values(run)
+
+
+def logits_of(model: nn.Module, x: Tensor, both_ways: bool) -> Tensor:
+    """(B, classes) of (B, C, h, w); `both_ways`: the mean of x and x mirrored, which go through as one batch of 2 B."""
+    return model(torch.cat([x, x.flip(3)])).unflatten(0, (2, -1)).mean(0) if both_ways else model(x)
