@@ -99,7 +99,7 @@ def test_installed_package_is_the_one_that_runs(installed):
 
 def test_commands_find_their_data(installed):
     assert "cvt_13" in installed.run("weft", "models", "cvt")
-    assert "cetnet_nano" in installed.run("weft", "recipes", "demo")
+    assert "vt_resnet_nano" in installed.run("weft", "recipes", "demo")
     assert "cvt-position" in installed.run("weft", "ablate")
     space = "from weft.study.search.space import read_space; print(len(read_space('', 'cvt_13', {}).choices))"
     assert int(installed.run("python", "-c", space)) > 0
