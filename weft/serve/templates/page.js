@@ -114,6 +114,7 @@ function listenForPictures() {
   if (navigator.maxTouchPoints > 0) {
     for (const element of document.querySelectorAll(".camera")) element.hidden = false;
     $("title").textContent = "Your pictures";
+    $("ways").hidden = true;
   }
   for (const id of ["files", "photo"])
     $(id).onchange = event => { take(event.target.files); event.target.value = ""; };

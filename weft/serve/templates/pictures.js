@@ -21,7 +21,8 @@ function tooLarge(file) {
 
 function add(given) {
   const item = {
-    id: state.next++, file: null, size: null, thumb: "", picture: null, answers: {}, ...given, progress: {}, views: {},
+    id: state.next++, file: null, size: null, thumb: "", picture: null, blank: false, answers: {},
+    ...given, progress: {}, views: {},
   };
   item.entry = make("button", { type: "button" });
   item.entry.onclick = () => { go(item.id); $("stage").scrollIntoView({ block: "nearest" }); };

@@ -95,6 +95,7 @@ function repaint(item, name) {
     view.reading = true;
     readMask(answer, model).then(classes => { view.classes = classes; repaint(item, name); });
   }
+  canvas.hidden = item.blank && !answer?.size; // nothing to be seen
   paint(canvas, pictureOf(item), answer?.size ?? item.size ?? [240, 320], answer, model, view);
 }
 

@@ -76,7 +76,7 @@ function sheetPanel(item, name, why) {
   body.setAttribute("aria-labelledby", idOf(`tab-${why.tab}`, name));
   const rows = make("div", { className: "sheet" }, ...sheet.rows.map(row => sheetRow(row, sheet, why)));
   const tools = make("div", { className: "sheet-tools row" }, strength(rows, name, why));
-  if (sheet.kind === "grad-cam" && why.told.of) tools.append(...classChoice(item, name, why.told.of));
+  if (sheet.kind === "grad-cam" && why.told.of) tools.append(classChoice(item, name, why.told.of));
   body.append(make("p", { className: "reading" }, sheet.reading), tools, rows);
   return body;
 }
@@ -95,7 +95,7 @@ function classChoice(item, name, of) {
   const options = modelOf(name).classes.map(value => make("option", { value, selected: value === of }, value));
   const select = make("select", { id: idOf("of", name), dataset: { key: `of-${name}` } }, ...options);
   select.onchange = () => explain(item, name, select.value);
-  return [make("label", { htmlFor: select.id }, "for the class"), select];
+  return make("span", { className: "row together" }, make("label", { htmlFor: select.id }, "for the class"), select);
 }
 
 function sheetRow(row, sheet, why) {
