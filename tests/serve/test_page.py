@@ -289,11 +289,13 @@ def test_by_keyboard_alone(tab, picture):
     assert tab.page.locator("[aria-current=true]").inner_text() != first
 
 
-@pytest.mark.parametrize(("chooser", "key"), [("files", "Enter"), ("files", "Space"), ("photo", None)])
+@pytest.mark.parametrize(("chooser", "key"), [("files", "Enter"), ("files", "Space"), ("photo", "Enter")])
 def test_chooser_by_keyboard(chromium, served, picture, chooser, key):
     """Whoever comes to a button by Tab sees it there, and opens it with a key."""
     context = chromium.new_context(has_touch=True, reduced_motion="reduce")
     tab = Tab(context, served.url)
+    opened = []  # whoever begins to listen at the key comes too late
+    tab.page.on("filechooser", lambda found: opened.append(found))
     tab.page.wait_for_selector("#models:not([hidden])")
     label = tab.page.locator(f"label[for={chooser}]")
     room = {name: value + by for (name, value), by in zip(label.bounding_box().items(), (-8, -8, 16, 16), strict=True)}
@@ -302,11 +304,12 @@ def test_chooser_by_keyboard(chromium, served, picture, chooser, key):
         tab.page.keyboard.press("Tab")
     assert label.evaluate("label => getComputedStyle(label).outline").endswith("solid 3px")
     assert tab.page.screenshot(clip=room) != bare
-    if key:  # nothing opens for a photo in a Chromium that has no camera
-        with tab.page.expect_file_chooser() as opened:
-            tab.page.keyboard.press(key)
-        opened.value.set_files({"name": "chosen.png", "mimeType": "image/png", "buffer": picture})
-        tab.see("class", "#stage .bars")
+    tab.page.keyboard.press(key)
+    end = time.monotonic() + WAIT / 1000
+    while not opened and time.monotonic() < end:
+        tab.page.wait_for_timeout(20)
+    opened[0].set_files({"name": "chosen.png", "mimeType": "image/png", "buffer": picture})
+    tab.see("class", "#stage .bars")
     assert tab.faults == []
     context.close()
 
@@ -316,11 +319,10 @@ def test_many_pictures_are_decoded_a_few_at_a_time(tab, served):
     tab.page.wait_for_selector("#models:not([hidden])")
     tab.page.evaluate("""() => {
         const decode = window.createImageBitmap;
-        window.seen = { open: 0, most: 0, made: 0 };
+        window.seen = { open: 0, most: 0 };
         window.createImageBitmap = async (...given) => {
             seen.most = Math.max(seen.most, ++seen.open);
             const bitmap = await decode(...given), close = bitmap.close;
-            seen.made++;
             bitmap.close = () => { seen.open--; close.call(bitmap); };
             return bitmap;
         };
@@ -329,8 +331,7 @@ def test_many_pictures_are_decoded_a_few_at_a_time(tab, served):
     tab.upload(*((f"{i}.png", large) for i in range(12)))
     tab.until("document.querySelectorAll('#history img').length === 12")
     tab.until("window.seen.open === 0")
-    assert tab.page.evaluate("seen.made") >= 12
-    assert tab.page.evaluate("seen.most") <= 3
+    assert 1 <= tab.page.evaluate("seen.most") <= 3
     sides = "state.items.map(item => Math.max(item.picture.naturalWidth, item.picture.naturalHeight))"
     assert set(tab.page.evaluate(sides)) == {640}
     assert tab.pixels("classes").shape == (1050, 1400, 3)  # the one on the stage is sharper than what is kept
@@ -491,8 +492,7 @@ def test_models_have_any_name(chromium, runs, picture):
             tab.page.locator("#stage > section").nth(number).get_by_text("Why?").click()
             tab.page.locator("#stage > section").nth(number).get_by_role("tab").first.wait_for()
         ids = tab.page.evaluate("[...document.querySelectorAll('[id]')].map(element => element.id)")
-        assert len(set(ids)) == len(ids)
-        assert [one for one in ids if len(one.split()) != 1] == []
+        assert [one for one in ids if len(one.split()) != 1 or ids.count(one) > 1] == []
         found = axe_of.Axe().run(tab.page).response["violations"]
         assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
         assert tab.page.get_by_label("for the class").count() == 2
