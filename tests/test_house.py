@@ -208,3 +208,10 @@ def test_shared_names_are_found():
     assert is_paper_name("Block", ["weft/models/cvt.py:1", "weft/models/ceit.py:1"])
     assert not is_paper_name("Block", ["weft/models/cvt.py:1", "weft/data/a.py:1"])
     assert not is_paper_name("B", ["weft/models/cvt.py:1", "weft/models/ceit.py:1"])
+
+
+def test_scripts_have_short_lines():
+    """Lines of the page's scripts are as long as ruff allows Python's."""
+    lines = [(file.name, line) for file in ROOT.glob("weft/**/*.js") for line in file.read_text().splitlines()]
+    assert lines
+    assert [(name, line) for name, line in lines if len(line) > 120] == []

@@ -16,6 +16,7 @@ from pycocotools.coco import COCO
 
 from tests.helpers.serving import models_of, serving
 from tests.serve.conftest import encoded
+from weft.serve.models import ServedModel
 from weft.serve.samples import fashion_samples
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
@@ -230,9 +231,9 @@ def test_why(tab, picture):
     tab.page.click("text=Why?")
     tab.see("Grad-CAM", "[role=tab]")
     assert tab.page.locator("[role=tabpanel] figure img").count() >= 2
-    chosen = tab.page.locator("#of-classes").input_value()
+    chosen = tab.page.locator("[data-key=of-classes]").input_value()
     another = next(name for name in ("class 0", "class 1", "class 2") if name != chosen)
-    tab.page.select_option("#of-classes", another)
+    tab.page.select_option("[data-key=of-classes]", another)
     tab.until(f"document.querySelector('[role=tabpanel] figcaption')?.innerText.includes('{another}')")
     tab.page.focus("[role=tab]")
     tab.page.keyboard.press("ArrowRight")
@@ -244,9 +245,9 @@ def test_why(tab, picture):
 def test_two_models_side_by_side(tab, picture):
     tab.choose("masks", "objects")
     tab.upload(("one.png", picture))
-    tab.see("class 0", "section[aria-labelledby=view-masks]")
-    tab.see("at least so sure", "section[aria-labelledby=view-objects]")
-    boxes = [tab.page.locator(f"section[aria-labelledby=view-{n}]").bounding_box() for n in ("masks", "objects")]
+    tab.see("class 0", "[data-model=masks]")
+    tab.see("at least so sure", "[data-model=objects]")
+    boxes = [tab.page.locator(f"[data-model={n}]").bounding_box() for n in ("masks", "objects")]
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
 
@@ -279,8 +280,98 @@ def test_by_keyboard_alone(tab, picture):
     assert {"files", "model", "csv", "clear", "Why?", "Save PNG"} <= reached
     first = tab.page.locator("[aria-current=true]").inner_text()
     tab.page.evaluate("document.activeElement.blur()")
+    tab.page.keyboard.press("Control+ArrowLeft")
+    tab.page.evaluate(  # Alt+Left, which in earnest would leave the page
+        "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft', altKey: true, bubbles: true}))"
+    )
+    assert tab.page.locator("[aria-current=true]").inner_text() == first
     tab.page.keyboard.press("ArrowLeft")
     assert tab.page.locator("[aria-current=true]").inner_text() != first
+
+
+@pytest.mark.parametrize(("chooser", "key"), [("files", "Enter"), ("files", "Space"), ("photo", "Enter")])
+def test_chooser_by_keyboard(chromium, served, picture, chooser, key):
+    """Whoever comes to a button by Tab sees it there, and opens it with a key."""
+    context = chromium.new_context(has_touch=True, reduced_motion="reduce")
+    tab = Tab(context, served.url)
+    opened = []  # whoever begins to listen at the key comes too late
+    tab.page.on("filechooser", lambda found: opened.append(found))
+    tab.page.wait_for_selector("#models:not([hidden])")
+    label = tab.page.locator(f"label[for={chooser}]")
+    room = {name: value + by for (name, value), by in zip(label.bounding_box().items(), (-8, -8, 16, 16), strict=True)}
+    bare = tab.page.screenshot(clip=room)
+    while tab.page.evaluate("document.activeElement.id") != chooser:
+        tab.page.keyboard.press("Tab")
+    assert label.evaluate("label => getComputedStyle(label).outline").endswith("solid 3px")
+    assert tab.page.screenshot(clip=room) != bare
+    tab.page.keyboard.press(key)
+    end = time.monotonic() + WAIT / 1000
+    while not opened and time.monotonic() < end:
+        tab.page.wait_for_timeout(20)
+    opened[0].set_files({"name": "chosen.png", "mimeType": "image/png", "buffer": picture})
+    tab.see("class", "#stage .bars")
+    assert tab.faults == []
+    context.close()
+
+
+def test_many_pictures_are_decoded_a_few_at_a_time(tab, served):
+    """No more than a few whole pictures are in memory at once, and none in the end."""
+    tab.page.wait_for_selector("#models:not([hidden])")
+    tab.page.evaluate("""() => {
+        const decode = window.createImageBitmap;
+        window.seen = { open: 0, most: 0 };
+        window.createImageBitmap = async (...given) => {
+            seen.most = Math.max(seen.most, ++seen.open);
+            const bitmap = await decode(...given), close = bitmap.close;
+            bitmap.close = () => { seen.open--; close.call(bitmap); };
+            return bitmap;
+        };
+    }""")
+    large = encoded(np.random.default_rng(0).integers(0, 255, (12, 16, 3), np.uint8).repeat(100, 0).repeat(100, 1))
+    tab.upload(*((f"{i}.png", large) for i in range(12)))
+    tab.until("document.querySelectorAll('#history img').length === 12")
+    tab.until("window.seen.open === 0")
+    assert 1 <= tab.page.evaluate("seen.most") <= 3
+    sides = "state.items.map(item => Math.max(item.picture.naturalWidth, item.picture.naturalHeight))"
+    assert set(tab.page.evaluate(sides)) == {640}
+    assert tab.pixels("classes").shape == (1050, 1400, 3)  # the one on the stage is sharper than what is kept
+    tab.page.click("#history button:has-text('3.png')")
+    tab.until("state.large.id === state.current && state.large.picture?.width === 1400")
+    assert tab.page.evaluate("seen.open") == 0
+
+
+def test_what_is_held_stays(tab, picture):
+    """While somebody drags a slider of one model, the answer of the other comes; nothing is taken from the hand."""
+    tab.choose("masks", "objects")
+    waiting = []
+    tab.page.route("**/predict?model=objects*", lambda route: waiting.append(route))
+    tab.upload(("one.png", picture))
+    slider = tab.page.locator("[data-key=alpha-masks]")
+    slider.scroll_into_view_if_needed()
+    slider.evaluate("input => { input.held = true; }")
+    tab.page.locator("#history button").evaluate("button => { button.held = true; }")
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    tab.page.mouse.move(box["x"] + box["width"] / 2, middle)
+    tab.page.mouse.down()
+    waiting.pop().continue_()
+    tab.see("at least so sure", "[data-model=objects]")
+    tab.page.mouse.move(box["x"] + box["width"] - 2, middle, steps=4)
+    tab.page.mouse.up()
+    assert slider.evaluate("input => input.held") is True
+    assert tab.page.locator("#history button").evaluate("button => button.held") is True
+    assert float(slider.input_value()) > 0.9
+    assert tab.page.evaluate("viewOf(currentItem(), 'masks').alpha") > 0.9
+
+
+def test_a_refusal_ends_with_one_full_stop(tab, picture):
+    tab.page.wait_for_selector("#models:not([hidden])")
+    errors = iter(["no answer within 2 seconds.", "no room"])
+    tab.page.route("**/predict*", lambda route: route.fulfill(status=504, body=json.dumps({"error": next(errors)})))
+    for name, shown in (("a.png", "No answer within 2 seconds."), ("b.png", "No room.")):
+        tab.upload((name, picture))
+        tab.see(shown, "#stage .problem")
+        assert tab.page.locator("#stage .problem").inner_text() == shown
 
 
 def test_downloads(tab, served, picture, tmp_path):
@@ -385,3 +476,25 @@ def test_accessible(chromium, served, picture, scheme, device):
     check("docs")
     assert tab.faults == []
     context.close()
+
+
+def test_models_have_any_name(chromium, runs, picture):
+    """A run's folder may be called anything: labels lead to their controls, and ids are ids."""
+    axe_of = pytest.importorskip("axe_playwright_python.sync_playwright")
+    (model,) = models_of(runs["classes"])
+    names = ["my run", 'a "b" #1']
+    with serving([ServedModel(name, model.predictor) for name in names]) as served:
+        context = chromium.new_context(reduced_motion="reduce")
+        tab = Tab(context, served.url)
+        tab.choose(*names)
+        tab.upload(("one.png", picture))
+        for number in range(2):
+            tab.page.locator("#stage > section").nth(number).get_by_text("Why?").click()
+            tab.page.locator("#stage > section").nth(number).get_by_role("tab").first.wait_for()
+        ids = tab.page.evaluate("[...document.querySelectorAll('[id]')].map(element => element.id)")
+        assert [one for one in ids if len(one.split()) != 1 or ids.count(one) > 1] == []
+        found = axe_of.Axe().run(tab.page).response["violations"]
+        assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
+        assert tab.page.get_by_label("for the class").count() == 2
+        assert tab.faults == []
+        context.close()

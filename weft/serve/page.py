@@ -17,7 +17,8 @@ def _text(name: str) -> str:
 
 @cache
 def script() -> str:
-    return "\n".join(_text(name) for name in ("draw.js", "save.js", "page.js"))
+    names = ("draw.js", "save.js", "pictures.js", "stage.js", "why.js", "page.js")  # the last one begins
+    return "\n".join(_text(name) for name in names)
 
 
 @cache

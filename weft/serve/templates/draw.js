@@ -40,7 +40,8 @@ function shapeOf(segmentation, colour, alpha) {
   for (let i = 0; i < inside.length; i++) {
     if (!inside[i]) continue;
     const x = Math.floor(i / height), y = i % height;
-    const within = x > 0 && y > 0 && x < width - 1 && y < height - 1 && inside[i - 1] && inside[i + 1] && inside[i - height] && inside[i + height];
+    const between = x > 0 && y > 0 && x < width - 1 && y < height - 1;
+    const within = between && inside[i - 1] && inside[i + 1] && inside[i - height] && inside[i + height];
     pixels.data.set([r, g, b, within ? 255 * alpha * 0.8 : 255 * Math.min(1, 2 * alpha)], 4 * (y * width + x));
   }
   context.putImageData(pixels, 0, 0);
@@ -90,9 +91,8 @@ function visibleObjects(answer, view) {
   return answer.objects.filter(one => view.shown.has(one.category_id - 1) && one.score >= view.score);
 }
 
-/** Draws a picture, where the browser can show it, and the answer over it. */
-function paint(canvas, picture, answer, model, view) {
-  const [height, width] = answer?.size ?? (picture ? [picture.height, picture.width] : [240, 320]);
+/** Draws a picture of that size, where the browser can show it, and the answer over it. */
+function paint(canvas, picture, [height, width], answer, model, view) {
   const scale = Math.min(1, LONGEST / Math.max(width, height));
   const grow = Math.max(1, Math.floor(760 / Math.max(width, height))); // names need room on small pictures
   canvas.width = Math.max(1, Math.round(width * scale * grow));
@@ -104,19 +104,20 @@ function paint(canvas, picture, answer, model, view) {
   if (picture) context.drawImage(picture, 0, 0, canvas.width, canvas.height);
   if (!answer) return;
   context.imageSmoothingEnabled = false;
-  if (view.classes)
-    context.drawImage(maskCanvas(view.classes, answer.size, model, view.shown, view.alpha), 0, 0, canvas.width, canvas.height);
+  if (view.classes) {
+    const mask = maskCanvas(view.classes, answer.size, model, view.shown, view.alpha);
+    context.drawImage(mask, 0, 0, canvas.width, canvas.height);
+  }
   if (answer.objects) paintObjects(context, answer, model, view, canvas.width / width);
 }
 
 function paintObjects(context, answer, model, view, scale) {
-  const chosen = visibleObjects(answer, view);
-  const line = Math.max(1.5, Math.min(context.canvas.width, context.canvas.height) / 260);
-  const size = Math.max(11, Math.min(20, context.canvas.height / 34));
+  const chosen = visibleObjects(answer, view), { width: across, height: down } = context.canvas;
+  const line = Math.max(1.5, Math.min(across, down) / 260);
+  const size = Math.max(11, Math.min(20, down / 34));
   for (const one of [...chosen].reverse()) { // the surest on top
     const colour = objectColour(one, answer.objects.indexOf(one), model);
-    if (one.segmentation)
-      context.drawImage(shapeOf(one.segmentation, colour, view.alpha), 0, 0, context.canvas.width, context.canvas.height);
+    if (one.segmentation) context.drawImage(shapeOf(one.segmentation, colour, view.alpha), 0, 0, across, down);
     const [left, top, width, height] = one.bbox.map(v => v * scale);
     context.strokeStyle = colour;
     context.globalAlpha = 0.35 + 0.65 * view.alpha;

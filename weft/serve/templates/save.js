@@ -59,11 +59,22 @@ function regionsOf(classes, [height, width], model) {
         run++;
         if (!here) continue;
         area++;
-        left = Math.min(left, x); right = Math.max(right, x + 1); top = Math.min(top, y); bottom = Math.max(bottom, y + 1);
+        left = Math.min(left, x); right = Math.max(right, x + 1);
+        top = Math.min(top, y); bottom = Math.max(bottom, y + 1);
       }
     counts.push(run);
     const names = { category_id: label + 1, category_name: model.classes[label] };
-    found.push({ ...names, area, bbox: [left, top, right - left, bottom - top], segmentation: { size: [height, width], counts } });
+    const bbox = [left, top, right - left, bottom - top];
+    found.push({ ...names, area, bbox, segmentation: { size: [height, width], counts } });
   }
   return found;
+}
+
+/** A file for each chosen model that has masks or objects. */
+async function saveCoco() {
+  for (const name of chosen()) {
+    if (!state.items.some(item => item.answers[name]?.size)) continue;
+    const text = await cocoOf(state.items, modelOf(name));
+    save(`weft-${name.replaceAll("/", "-")}.json`, new Blob([text], { type: "application/json" }));
+  }
 }
