@@ -13,6 +13,7 @@ from weft.serve.metrics import ServeMetrics
 from weft.serve.refusal import Refusal
 
 LARGEST_HEAD = 64 * 1024  # bytes of a request's first line and headers
+REST = 0.25  # seconds until one who was refused is heard again: refusing those who come at once must not take all time
 CROWDED = Refusal(503, "There are too many connections; come again in 5 s.", retry_after=5)
 
 
@@ -87,8 +88,14 @@ class PatientProtocol(HttpToolsProtocol):
         self._unwatch()
         if self._refused:
             self.on_response_complete()
+            self.flow.pause_reading()
+            self.loop.call_later(REST, self._read_on)
         else:
             super().on_message_complete()
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _watch(self) -> None:
         if self._timer is None:
