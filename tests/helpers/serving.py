@@ -60,7 +60,7 @@ def serving(
     settings.check()
     service, started = Service(models, settings), threading.Event()
     listening = listen(settings.host, port)
-    server = make_server(make_app(service, samples or Samples()), settings, started.set)
+    server = make_server(make_app(service, samples or Samples()), service, started.set)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

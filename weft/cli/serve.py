@@ -24,6 +24,7 @@ def serve(
     queue: Annotated[int, Number] = 128,
     megabytes: Annotated[float, Number] = 20.0,
     megapixels: Annotated[float, Number] = 50.0,
+    seen_megapixels: Annotated[float, Number] = 1.2,
     seconds: Annotated[float, Number] = 30.0,
     decoders: Annotated[int, Number] = 0,
     device: str = "auto",
@@ -50,6 +51,9 @@ def serve(
         The largest request.
     megapixels
         The largest picture, all its frames together.
+    seen_megapixels
+        What a model looks at at once, of a picture, which else is shrunk, and of a batch; masks and boxes are answered
+        for pictures of up to twelve times as much.
     seconds
         The longest that a request may take to arrive, and again to be answered.
     decoders
@@ -75,6 +79,7 @@ def serve(
         queue=queue,
         max_bytes=round(megabytes * MEGABYTE),
         max_pixels=round(megapixels * 1_000_000),
+        seen_pixels=round(seen_megapixels * 1_000_000),
         seconds=seconds,
         decoders=decoders,
     )

@@ -39,10 +39,9 @@ class Admission:
 
     @contextmanager
     def visit(self) -> Iterator[Visit]:
-        """Lets a request in, which counts as one picture until more are known; raises Refusal where all is full."""
+        """Lets a request in, whose pictures count once they have arrived: who sends nothing takes no room."""
         visit = Visit(self)
         try:
-            visit.add_pictures(1)
             yield visit
             self._keep_pace(visit.pictures)
         finally:

@@ -1,7 +1,7 @@
 """The HTTP interface: what can be asked, and what the answers look like."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Annotated, Any
@@ -41,10 +41,14 @@ BODY: dict[str, Any] = {
 SAID: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}}},
     400: {"description": "No picture, or a form that cannot be read."},
+    401: {"description": "No token, or a wrong one."},
+    403: {"description": "Without a token: not a local address, or a page of others."},
+    404: {"description": "No such model."},
     408: {"description": "The request took too long to arrive."},
     413: {"description": "More bytes, or more pictures, than are taken."},
     415: {"description": "Not a picture in a format that is read."},
     422: {"description": "A damaged picture, too many pixels, or a number out of its range."},
+    500: {"description": "Something went wrong here; the server's log has it under the id."},
     503: {"description": "The queue is full; Retry-After says when to come again."},
     504: {"description": "No answer in time; the work was dropped."},
 }
@@ -87,13 +91,13 @@ def add_answers(app: FastAPI, service: Service) -> None:
         """Say what is in pictures, and where."""
         chosen = service.find(model)
         with service.admission.visit() as visit:
-            uploads = await read_uploads(request, visit, **limits)
-            async with _in_time(settings.seconds):
+            with service.timed("read"):
+                uploads = await read_uploads(request, visit, **limits)
+            async with _while_wanted(request, settings.seconds):
                 asked = (service.answer(chosen, upload, visit, top=top, score=score) for upload in uploads)
                 rows = await asyncio.gather(*asked)
-        statuses = [row.pop("status", 200) for row in rows]
-        if min(statuses) > 200:  # none was answered
-            raise Refusal(statuses[0], rows[0]["error"] if len(rows) == 1 else f"{rows[0]['name']}: {rows[0]['error']}")
+        if all("error" in row for row in rows):
+            raise _refusal_of_all(rows)
         return _json({"model": chosen.name, "task": chosen.task.name, "pictures": rows})
 
     @app.post("/explain", openapi_extra=BODY, responses=SAID)
@@ -101,10 +105,11 @@ def add_answers(app: FastAPI, service: Service) -> None:
         """Show what a model looks at in a picture: Grad-CAM, attention, tokens, as far as the model has them."""
         chosen = service.find(model)
         with service.admission.visit() as visit:
-            uploads = await read_uploads(request, visit, **limits)
+            with service.timed("read"):
+                uploads = await read_uploads(request, visit, **limits)
             if len(uploads) > 1:
                 raise Refusal(413, "One picture at a time is explained.")
-            async with _in_time(settings.seconds):
+            async with _while_wanted(request, settings.seconds):
                 found = await service.explain(chosen, uploads[0], visit, of)
         return _json({"model": chosen.name, "name": uploads[0].name, **found})
 
@@ -127,7 +132,7 @@ def add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         """Say whether pictures are answered."""
-        if not (service.ready and service.decoders.alive):
+        if not service.well:
             raise Refusal(503, "Not ready.", retry_after=1)
         return _json({"status": "ready"})
 
@@ -162,12 +167,35 @@ def add_pages(app: FastAPI, samples: Samples) -> None:
 
 
 @asynccontextmanager
-async def _in_time(seconds: float) -> AsyncIterator[None]:
+async def _while_wanted(request: Request, seconds: float) -> AsyncIterator[None]:
+    """Drops the work inside when its time is up, or when the client, who has sent everything, goes away."""
+    gone = False
+
+    async def watch(work: asyncio.Timeout) -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        work.reschedule(0)  # long ago
+
     try:
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as work:
+            watching = asyncio.create_task(watch(work))
+            try:
+                yield
+            finally:
+                watching.cancel()
     except TimeoutError:
+        if gone:
+            raise Refusal(499, "The client went away.") from None
         raise Refusal(504, f"There was no answer within {seconds:g} seconds.") from None
+
+
+def _refusal_of_all(rows: Sequence[dict[str, Any]]) -> Refusal:
+    """The first of several that have no answer; a full house before all, since who comes again may have more."""
+    row = min(rows, key=lambda row: row["status"] != 503)
+    line = row["error"] if len(rows) == 1 else f"{row['name']}: {row['error']}"
+    return Refusal(row["status"], line, retry_after=row.get("retry_after", 0))
 
 
 def _json(content: Any) -> Response:

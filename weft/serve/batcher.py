@@ -15,7 +15,10 @@ Question = TypeVar("Question")
 
 
 class Batcher(Generic[Question]):
-    """Gathers questions into batches of at most `most` and has `answer` answer them, a batch at a time."""
+    """Gathers questions into batches of at most `most` and has `answer` answer them, a batch at a time.
+
+    The questions of a batch weigh no more than `heaviest` together; one that alone weighs more goes alone.
+    """
 
     def __init__(
         self,
@@ -24,10 +27,14 @@ class Batcher(Generic[Question]):
         *,
         most: int,
         wait: float,
+        weight: Callable[[Question], float] = lambda question: 0,
+        heaviest: float = 0,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.answer, self.executor, self.most, self.wait, self.on_batch = answer, executor, most, wait, on_batch
+        self.weight, self.heaviest = weight, heaviest
         self.coming = 0  # questions that will be asked in a moment
+        self.failing = False  # whether the last batch ended in an error
         self._waiting: deque[tuple[Question, float, asyncio.Future[Any]]] = deque()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -40,6 +47,11 @@ class Batcher(Generic[Question]):
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody looks at the questions."""
+        return self._task is not None and not self._task.done()
 
     def ask(self, question: Question) -> "asyncio.Future[Any]":
         """The answer, once it is there; whoever is cancelled while waiting for it has withdrawn the question."""
@@ -66,11 +78,22 @@ class Batcher(Generic[Question]):
             if len(self._waiting) < self.most and self.coming > 0 and loop.time() < until:
                 await self._next_change(until - loop.time())
                 continue
-            chosen = [self._waiting.popleft() for _ in range(min(self.most, len(self._waiting)))]
-            chosen = [one for one in chosen if not one[2].done()]
-            if chosen:
-                self.on_batch(len(chosen))
-                await self._answer(chosen)
+            chosen = self._next_batch()
+            self.on_batch(len(chosen))
+            await self._answer(chosen)
+
+    def _next_batch(self) -> "list[tuple[Question, float, asyncio.Future[Any]]]":
+        """The longest waiting, of which there is one; withdrawn ones are left out."""
+        chosen = [self._waiting.popleft()]
+        weight = self.weight(chosen[0][0])
+        self._drop_withdrawn()
+        while self._waiting and len(chosen) < self.most:
+            weight += self.weight(self._waiting[0][0])
+            if weight > self.heaviest:
+                break
+            chosen.append(self._waiting.popleft())
+            self._drop_withdrawn()
+        return chosen
 
     async def _answer(self, chosen: Sequence[tuple[Question, float, asyncio.Future[Any]]]) -> None:
         loop = asyncio.get_running_loop()
@@ -79,7 +102,9 @@ class Batcher(Generic[Question]):
             for (_, _, future), answer in zip(chosen, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
+            self.failing = False
         except Exception as error:  # those who asked are told; the next batch has another chance
+            self.failing = True
             for _, _, future in chosen:
                 if not future.done():
                     future.set_exception(error)

@@ -15,6 +15,8 @@ from weft.serve.refusal import Refusal
 
 LONGEST_NAME = 255
 MOST_HEADERS = 16 * 1024  # bytes in the headers of a part
+MOST_FIELDS = 16  # parts of a form beside its pictures
+AT_ONCE = 16 * 1024  # bytes of a form that are parsed before others have their turn
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ async def read_uploads(request: Request, visit: Visit, *, max_bytes: int, second
     try:
         async with asyncio.timeout(seconds):
             if kind == b"multipart/form-data":
-                uploads = await _read_form(_limited(request, visit, max_bytes), options.get(b"boundary", b""))
+                form = _Form(visit.house.most_pictures)
+                await form.read(_limited(request, visit, max_bytes), options.get(b"boundary", b""))
+                uploads = form.uploads
             else:
                 data = b"".join([chunk async for chunk in _limited(request, visit, max_bytes)])
                 uploads = [Upload(_short(request.query_params.get("name", "")) or "picture", data)]
@@ -37,10 +41,7 @@ async def read_uploads(request: Request, visit: Visit, *, max_bytes: int, second
         raise Refusal(408, f"The request did not arrive within {seconds:g} seconds.") from None
     if not any(upload.data for upload in uploads):
         raise Refusal(400, "There is no picture in the request; send its bytes, or a form with files.")
-    most = visit.house.most_pictures
-    if len(uploads) > most:
-        raise Refusal(413, f"The form has {len(uploads)} pictures; at most {most} are taken at once.")
-    visit.add_pictures(len(uploads) - 1)
+    visit.add_pictures(len(uploads))
     return uploads
 
 
@@ -66,55 +67,66 @@ async def _limited(request: Request, visit: Visit, most: int) -> AsyncIterator[b
             return
 
 
-async def _read_form(chunks: AsyncIterator[bytes], boundary: bytes) -> list[Upload]:
-    if not boundary:
-        raise Refusal(400, "The form has no boundary.")
-    form = _Form()
-    try:
-        parser = python_multipart.MultipartParser(boundary, form.callbacks())
-        async for chunk in chunks:
-            parser.write(chunk)
-        parser.finalize()
-    except (FormParserError, UnicodeDecodeError, ValueError):
-        raise Refusal(400, "The form cannot be read.") from None
-    if not form.ended:
-        raise Refusal(400, "The form ends too early.")
-    return form.uploads
-
-
 class _Form:
-    """Collects the files of a form; fields without a file name are passed over."""
+    """Collects the files of a form, `most` at most; some fields without a file name are passed over."""
 
-    def __init__(self) -> None:
-        self.uploads: list[Upload] = []
-        self.ended = False
+    def __init__(self, most: int) -> None:
+        self.most, self.uploads, self.ended = most, list[Upload](), False
+        self._parts = self._files = self._head = 0  # parts and files that have begun, bytes in the headers of a part
         self._headers: dict[bytes, bytes] = {}
+        self._name: bytes | None = None  # of the part's file, where it is one
         self._field, self._value, self._data = bytearray(), bytearray(), bytearray()
 
-    def callbacks(self) -> Any:  # as python_multipart calls them
+    async def read(self, chunks: AsyncIterator[bytes], boundary: bytes) -> None:
+        """Takes what comes a little at a time: a form can be made to be slow, and others wait meanwhile."""
+        if not boundary:
+            raise Refusal(400, "The form has no boundary.")
+        try:
+            parser = python_multipart.MultipartParser(boundary, self._callbacks())
+            async for chunk in chunks:
+                for start in range(0, len(chunk), AT_ONCE):
+                    parser.write(chunk[start : start + AT_ONCE])
+                    await asyncio.sleep(0)
+            parser.finalize()
+        except (FormParserError, UnicodeDecodeError, ValueError):
+            raise Refusal(400, "The form cannot be read.") from None
+        if not self.ended:
+            raise Refusal(400, "The form ends too early.")
+
+    def _callbacks(self) -> Any:  # as python_multipart calls them
         names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end", "end")
-        return {f"on_{name}": getattr(self, name) for name in names}
+        return {f"on_{name}": getattr(self, name) for name in (*names, "headers_finished")}
 
     def part_begin(self) -> None:
-        self._headers, self._data = {}, bytearray()
+        self._parts += 1
+        if self._parts > self.most + MOST_FIELDS:
+            raise self._too_many()
+        self._headers, self._data, self._head = {}, bytearray(), 0
+
+    def headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"filename")
+        self._files += self._name is not None
+        if self._files > self.most:
+            raise self._too_many()
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data += data[start:end]
+        if self._name is not None:
+            self._data += data[start:end]
 
     def part_end(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        if b"filename" in options:
-            name = options[b"filename"].decode("utf-8", "replace")
+        if self._name is not None:
+            name = self._name.decode("utf-8", "replace")
             self.uploads.append(Upload(_short(name) or f"picture {len(self.uploads) + 1}", bytes(self._data)))
         self._data = bytearray()
 
     def header_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
-        self._check()
+        self._check(end - start)
 
     def header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
-        self._check()
+        self._check(end - start)
 
     def header_end(self) -> None:
         self._headers[bytes(self._field).lower()] = bytes(self._value)
@@ -123,8 +135,12 @@ class _Form:
     def end(self) -> None:
         self.ended = True
 
-    def _check(self) -> None:
-        if len(self._field) + len(self._value) > MOST_HEADERS or len(self._headers) > 32:
+    def _too_many(self) -> Refusal:
+        return Refusal(413, f"The form has too many parts; at most {self.most} pictures are taken at once.")
+
+    def _check(self, more: int) -> None:
+        self._head += more
+        if self._head > MOST_HEADERS:
             raise Refusal(400, "The form cannot be read.")
 
 

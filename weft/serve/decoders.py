@@ -7,6 +7,7 @@ answer is a line of JSON and pixels. A process that ends, or takes too long, is 
 import asyncio
 import json
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ from torch import Tensor
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, Header, OpenedPicture, UnknownFormat, header
 from weft.serve.refusal import Refusal
+from weft.words import clean
 
 ASK, ANSWER = struct.Struct("<IQ"), struct.Struct("<IQ")  # way and bytes; bytes of JSON and of pixels
 TRIES = 2  # processes that may end over a picture before it is to blame
@@ -42,6 +44,17 @@ class PictureWay:
 
     preprocessing: Preprocessing
     sized: bool  # whether the answer is about places, so that the picture's own size matters
+    max_pixels: int  # of the picture
+    seen_pixels: int  # that the model looks at; a larger picture is shrunk
+
+    def preprocessing_of(self, seen: Header) -> Preprocessing:
+        """The model's own, or one that shrinks a picture of which the model would see too many pixels."""
+        height, width = self.preprocessing.fitted(seen.height, seen.width)
+        if self.preprocessing.crop_mode != "fit" or height * width <= self.seen_pixels:
+            return self.preprocessing
+        part = math.sqrt(self.seen_pixels / (height * width))
+        short, long = (max(1, math.floor(part * side)) for side in sorted((height, width)))
+        return replace(self.preprocessing, size=(short, long))
 
 
 @dataclass(frozen=True)
@@ -54,19 +67,18 @@ class DecodedPicture:
 # In the processes ---------------------------------------------------------------------------------------------------
 
 
-def decode_for_ever(own: socket.socket, ways: Sequence[PictureWay], max_pixels: int) -> None:
+def decode_for_ever(own: socket.socket, ways: Sequence[PictureWay]) -> None:
     """The life of a decoding process: it ends when the server's end of the socket is closed."""
     for one in (signal.SIGINT, signal.SIGTERM):  # the server decides when: requests under way are finished
         signal.signal(one, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries complain there about every damaged file
     torch.set_num_threads(1)
-    _limit_memory(max_pixels)
-    limited = [replace(way.preprocessing, max_pixels=min(max_pixels, way.preprocessing.max_pixels)) for way in ways]
+    _limit_memory(max(way.max_pixels for way in ways))
     with own, own.makefile("rb") as questions:
         own.sendall(ANSWER.pack(0, 0))  # hello
         while len(asked := questions.read(ASK.size)) == ASK.size:
             way, length = ASK.unpack(asked)
-            found, pixels = _decode(questions.read(length), limited[way], ways[way].sized)
+            found, pixels = _decode(questions.read(length), ways[way])
             text = json.dumps(found).encode()
             own.sendall(ANSWER.pack(len(text), len(pixels)) + text)
             own.sendall(pixels)
@@ -85,11 +97,12 @@ def _limit_memory(max_pixels: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _decode(data: bytes, preprocessing: Preprocessing, sized: bool) -> tuple[dict[str, Any], bytes]:
+def _decode(data: bytes, way: PictureWay) -> tuple[dict[str, Any], bytes]:
     try:
-        with OpenedPicture(data, preprocessing.max_pixels):
+        with OpenedPicture(data, way.max_pixels):
             pass  # before anything else: the limits
         seen = header(data)
+        preprocessing = way.preprocessing_of(seen)
         pixels = preprocessing.picture(data).numpy()
     except UnknownFormat as error:
         return {"status": 415, "error": str(error)}, b""
@@ -98,8 +111,11 @@ def _decode(data: bytes, preprocessing: Preprocessing, sized: bool) -> tuple[dic
     except Exception as error:
         detail = f"while decoding a picture of {len(data)} bytes: {type(error).__name__}: {error}"
         return {"status": 422, "error": "it cannot be decoded", "detail": detail}, b""
-    found = {"shape": pixels.shape, "dtype": pixels.dtype.name, "notes": notes_on(seen)}
-    found["size"] = [seen.height, seen.width] if sized else None
+    notes = notes_on(seen)
+    if preprocessing is not way.preprocessing:
+        notes.append(f"the model saw it as {pixels.shape[2]} x {pixels.shape[1]} pixels")
+    found = {"shape": pixels.shape, "dtype": pixels.dtype.name, "notes": notes}
+    found["size"] = [seen.height, seen.width] if way.sized else None
     return found, pixels.tobytes()
 
 
@@ -125,10 +141,10 @@ class _DecodingProcess:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def start(self, ways: Sequence[PictureWay], max_pixels: int) -> None:
+    async def start(self, ways: Sequence[PictureWay]) -> None:
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-        arguments = (theirs, tuple(ways), max_pixels)
+        arguments = (theirs, tuple(ways))
         self.process = context.Process(target=decode_for_ever, args=arguments, daemon=True)
         await asyncio.to_thread(self.process.start)
         self._kill = Finalize(None, self.process.kill, exitpriority=1)  # also where the server ends by an error
@@ -153,8 +169,8 @@ class _DecodingProcess:
 class DecoderPool:
     """The decoding processes; a picture waits for a free one."""
 
-    def __init__(self, ways: Sequence[PictureWay], *, count: int, seconds: float, max_pixels: int) -> None:
-        self.ways, self.count, self.seconds, self.max_pixels = ways, count, seconds, max_pixels
+    def __init__(self, ways: Sequence[PictureWay], *, count: int, seconds: float) -> None:
+        self.ways, self.count, self.seconds = ways, count, seconds
         self.ended = 0  # processes that had to be replaced
         self._all: list[_DecodingProcess] = []
         self._free: asyncio.LifoQueue[_DecodingProcess] = asyncio.LifoQueue()
@@ -162,7 +178,7 @@ class DecoderPool:
 
     async def start(self) -> None:
         self._all = [_DecodingProcess() for _ in range(self.count)]
-        await asyncio.gather(*(decoder.start(self.ways, self.max_pixels) for decoder in self._all))
+        await asyncio.gather(*(decoder.start(self.ways) for decoder in self._all))
         for decoder in self._all:
             self._free.put_nowait(decoder)
 
@@ -183,7 +199,7 @@ class DecoderPool:
         task.add_done_callback(self._tasks.discard)
         found, pixels = await asyncio.shield(task)
         if "detail" in found:
-            log.warning(found["detail"])
+            log.warning("%s", clean(found["detail"]))
         if "error" in found:
             raise Refusal(found["status"], found["error"])
         values = np.frombuffer(bytearray(pixels), found["dtype"]).reshape(found["shape"])
@@ -211,7 +227,7 @@ class DecoderPool:
             decoder.end()
             await asyncio.to_thread(decoder.process.join)
         try:
-            await decoder.start(self.ways, self.max_pixels)
+            await decoder.start(self.ways)
         except (OSError, EOFError, TimeoutError) as error:  # the next picture that it gets has it tried again
             log.warning("a decoding process cannot be started: %s", error)
             raise Refusal(503, "Pictures cannot be decoded just now.", retry_after=5) from None

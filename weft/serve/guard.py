@@ -21,6 +21,7 @@ from weft.serve.refusal import Refusal
 from weft.serve.settings import ServeSettings, is_loopback
 
 OPEN = {"/", "/docs", "/openapi.json", "/health", "/ready"}  # need no token: they say nothing about models
+PICTURES = {"/predict", "/explain"}  # requests that take room in the house
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -73,11 +74,10 @@ class Guard:
         if not self.settings.token:
             self._check_local(headers)
         elif scope["path"] not in OPEN:
-            shown = headers.get("authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(shown.encode(), self.settings.token.encode()):
+            scheme, _, shown = headers.get("authorization", "").partition(" ")
+            is_right = hmac.compare_digest(shown.strip().encode(), self.settings.token.encode())
+            if scheme.lower() != "bearer" or not is_right:
                 raise Refusal(401, "A token is needed: Authorization: Bearer TOKEN.")
-        if scope["method"] == "POST" and self.admission.is_full:  # the less a refusal costs, the more are answered
-            raise self.admission.full()
 
     def _check_local(self, headers: Mapping[str, str]) -> None:
         """Without a token only this machine's own programs and our own page: no page of others, whatever its name."""

@@ -15,9 +15,12 @@ class ServeMetrics:
         self.registry = CollectorRegistry()
         self.requests = self._make(Counter, "requests", "Requests that were answered.", ["path", "status"])
         self.seconds = Histogram(
-            "weft_request_seconds", "From a request's head to the end of its answer.", ["path"],
+            "weft_request_seconds", "From head to end of answer; not those refused at the door.", ["path"],
             buckets=TIMES, registry=self.registry,
         )  # fmt: skip
+        self.cut = self._make(
+            Counter, "connections_cut", "Connections that were ended here: crowded, slow, endless, unread.", ["why"]
+        )
         self.pictures = self._make(Counter, "pictures", "Pictures that were answered, or not.", ["model", "outcome"])
         self.parts = Histogram(
             "weft_part_seconds", "What a picture's time goes into: read, decode, model (waiting included), words.",

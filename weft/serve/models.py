@@ -19,9 +19,11 @@ from weft.report.page import data_uri
 from weft.run.predictor import Predictor, load
 from weft.serve.decoders import DecodedPicture, PictureWay
 from weft.serve.refusal import Refusal
+from weft.serve.settings import ServeSettings
 
 DEMO, DEMO_FOLDER = "demo", "fashion"  # a name in place of a folder: the model that comes with the package
 PANEL = 224  # pixels of the longer side of an explanation's pictures
+SCORES = 2**27  # numbers that a model may give for one picture: of every class at every pixel
 
 
 class ServedModel:
@@ -30,7 +32,15 @@ class ServedModel:
     def __init__(self, name: str, predictor: Predictor) -> None:
         self.name, self.predictor, self.task = name, predictor, predictor.task
         self.subject = predictor.subject()
-        self.way = PictureWay(predictor.preprocessing, sized=not self.task.whole_pictures)
+
+    def way(self, settings: ServeSettings) -> PictureWay:
+        """How it wants its pictures, within the limits of a server."""
+        preprocessing, sized = self.predictor.preprocessing, not self.task.whole_pictures
+        seen = settings.seen_pixels
+        if self.task.per_pixel:
+            seen = min(seen, SCORES // len(self.predictor.classes))
+        most = settings.max_places if sized else settings.max_pixels
+        return PictureWay(preprocessing, sized, min(most, preprocessing.max_pixels), seen)
 
     def describe(self) -> dict[str, Any]:
         """Facts for those who choose a model, and for the page."""
@@ -55,18 +65,30 @@ class ServedModel:
         self.answers([DecodedPicture(torch.ones((way.channels, *way.fitted(256, 256)), dtype=dtype), (256, 256), ())])
 
     def answers(self, pictures: Sequence[DecodedPicture]) -> list[Any]:
-        """The model's answers to a batch, before they are put into words."""
+        """The model's answers to a batch, before they are put into words.
+
+        Those for each pixel become masks here: scores of all classes are too large to wait for anything.
+        """
         pixels = [picture.pixels for picture in pictures]
         alike = len({one.shape for one in pixels}) == 1
-        return self.predictor.answers(torch.stack(pixels) if alike else pixels)
+        answers = self.predictor.answers(torch.stack(pixels) if alike else pixels)
+        if not self.task.per_pixel:
+            return answers
+        pairs = zip(pictures, answers, strict=True)
+        return [one if isinstance(one, str) else self._prediction(picture, one) for picture, one in pairs]
 
     def words(self, picture: DecodedPicture, answer: Any, *, top: int, score: float) -> dict[str, Any]:
         """An answer as clients get it; raises Refusal where there is none."""
         if isinstance(answer, str):
             raise Refusal(422, answer)
+        return self.task.to_dict(
+            answer if self.task.per_pixel else self._prediction(picture, answer, top=top, score=score)
+        )
+
+    def _prediction(self, picture: DecodedPicture, answer: Any, *, top: int = 1, score: float = 0.5) -> Any:
         sizes = [picture.size] if picture.size is not None else []
         batch = Batch([picture.pixels], [], torch.zeros(1, dtype=torch.int64), [], sizes)
-        return self.task.to_dict(self.task.prediction("", answer, batch, 0, top=top, score=score))
+        return self.task.prediction("", answer, batch, 0, top=top, score=score)
 
     def why(self, name: str, picture: DecodedPicture, of: str) -> dict[str, Any]:
         """Grad-CAM, attention and tokens of a picture, as pictures with a line on how to read them."""

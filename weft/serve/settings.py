@@ -8,6 +8,7 @@ from weft.errors import WeftError, check_positive, check_ratio
 
 MEGABYTE = 2**20
 SHORTEST_TOKEN = 16
+PLACES = 12  # pixels of a mask for each that the model saw, at most
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ServeSettings:
     queue: int = 128  # pictures in the house, from the first byte to the answer; more are refused with 503
     max_bytes: int = 20 * MEGABYTE  # of a request
     max_pixels: int = 50_000_000  # of a picture, all frames together
+    seen_pixels: int = 1_200_000  # that a model looks at at once: of a picture, else it is shrunk, and of a batch
     seconds: float = 30.0  # for a request to arrive, and again for its answer
     decode_seconds: float = 10.0  # for a picture to be decoded, else its decoder is ended
     decoders: int = 0  # processes that decode; 0: from the machine
@@ -32,12 +34,18 @@ class ServeSettings:
         return max(16 * self.max_bytes, 256 * MEGABYTE)
 
     @property
+    def max_places(self) -> int:
+        """Pixels of a picture where an answer is about places: a mask is as large as its picture, whatever was seen."""
+        return min(self.max_pixels, PLACES * self.seen_pixels)
+
+    @property
     def processes(self) -> int:
         return self.decoders or min(8, os.cpu_count() or 1)
 
     def check(self) -> None:
         """Raises for numbers that make no sense, and for an address that others reach without a token."""
-        check_positive(batch=self.batch, queue=self.queue, max_bytes=self.max_bytes, max_pixels=self.max_pixels)
+        check_positive(batch=self.batch, queue=self.queue, max_bytes=self.max_bytes)
+        check_positive(max_pixels=self.max_pixels, seen_pixels=self.seen_pixels)
         check_ratio(seconds=self.seconds, decode_seconds=self.decode_seconds)
         if self.wait < 0:
             raise WeftError(f"wait={self.wait:g} is no time; choose 0 or more.")
