@@ -36,6 +36,8 @@ def push(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    # without a network errors are those of the hub's library for HTTP, which its versions change
+    unreachable: Any = (OSError, HfHubHTTPError.__bases__[0])
     run = Path(run)
     if repo_id.count("/") != 1:
         raise WeftError(f"{repo_id!r} is no repository of the hub; name one as owner/name.")
@@ -55,7 +57,7 @@ def push(
             raise WeftError(
                 f"The hub does not take {repo_id}: {_line(error)} `hf auth login` says who you are."
             ) from None
-        except (OSError, HfHubHTTPError.__bases__[0]) as error:  # the base that its library for HTTP has for all errors
+        except unreachable as error:
             raise WeftError(f"{api.endpoint} cannot be reached: {_line(error)}") from None
     return f"{api.endpoint}/{repo_id}"
 
