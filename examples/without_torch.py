@@ -14,10 +14,18 @@ from PIL import Image, ImageOps
 folder, *pictures = map(Path, sys.argv[1:])
 facts = json.loads((folder / "model.json").read_text())
 session = onnxruntime.InferenceSession(folder / facts["file"])
-classes, mode = facts["classes"], "L" if facts["input"]["shape"][3] == 1 else "RGB"
+classes, channels = facts["classes"], facts["input"]["shape"][3]
 for picture in pictures:
-    image = ImageOps.exif_transpose(Image.open(picture)).convert(mode)
-    pixels = np.asarray(image).reshape(1, image.height, image.width, -1)  # of any size: the file does the rest
+    image = ImageOps.exif_transpose(Image.open(picture))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    if image.mode.startswith("I"):  # grey of 16 bits
+        pixels = np.repeat(np.asarray(image, np.float32)[..., None] / 65535, channels, 2)
+    else:
+        pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), np.float32) / 255
+    if facts["input"]["type"] == "uint8":
+        pixels = (pixels * 255).round().astype(np.uint8)
+    pixels = pixels.reshape(1, image.height, image.width, channels)  # of any size: the file does the rest
     answer = dict(zip(facts["outputs"], session.run(None, {"pictures": pixels}), strict=True))
     if "probabilities" in answer:
         best = answer["probabilities"][0].argsort()[::-1][:3]

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import venv
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -22,6 +26,7 @@ import timm
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.ops import batched_nms
 
 import weft
@@ -31,17 +36,26 @@ from tests.helpers.places import ROOT
 from tests.helpers.small_runs import command, dense, make_pictures, make_squares, refused, tiny_run
 from tests.helpers.variants import SMALL
 from weft.config import Config
+from weft.data.read import decode
+from weft.errors import WeftError
 from weft.export import export as home
-from weft.export.agreement import Agreement, AgreementRow
+from weft.export.agreement import Agreement, AgreementRow, Limits, as_input, measure
 from weft.export.classify import ClassifyForm
+from weft.export.detect import DetectForm
 from weft.export.form import Gap
 from weft.export.graph import TorchFile, translations, write_onnx, write_torch
+from weft.export.segment import SegmentForm
 from weft.export.suppress import NOTHING, suppress, suppress_by_name
+from weft.export.weights import WeightsFile
+from weft.run.evaluate import find_pictures
 from weft.run.predictor import Predictor
 from weft.tasks.registry import make_task
 from weft.tasks.task import TaskFacts
 
-PAPERS = [name for name in SMALL if name.endswith("_nano")]
+QUICK = ("ceit_nano", "cvt_nano")  # one of a single resolution, one hierarchy; the rest of the families are slow
+PAPERS = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SMALL if name.endswith("_nano")
+]
 SHAPES = [(1, 40, 64), (2, 64, 40), (5, 33, 33)]  # batch, height, width
 
 
@@ -170,12 +184,29 @@ def test_metadata(files):
         assert facts["task"] == name
         assert len(facts["classes"]) == len(facts["colours"])
         assert len(facts["provenance"]["weights_sha256"]) == 64
+        assert facts["provenance"]["opset"] == 20
 
 
 def seen(folder: Path, image: Image.Image) -> dict[str, np.ndarray]:
     facts = json.loads((folder / "model.json").read_text())
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     return dict(zip(facts["outputs"], session.run(None, {"pictures": np.array(image)[None]}), strict=True))
+
+
+def test_objects_of_resized_pictures(runs, files):
+    """Boxes and masks in pixels of a picture that the network sees smaller, next to what `predict` draws."""
+    image = picture(190, 130, seed=3)
+    image.paste((230, 40, 40), (20, 36, 76, 96))
+    (objects,) = weft.load(runs["detect"]).predict([image], score=0.0)
+    found = {name: torch.from_numpy(value[0]) for name, value in seen(files["detect"], image).items()}
+    masks = paste_masks_in_image(found["masks"][:1, None], found["boxes"][:1], (190, 130))[0, 0] >= 0.5
+    assert weft.load(runs["detect"]).preprocessing.fitted(190, 130) != (190, 130)
+    assert objects.masks is not None
+    np.testing.assert_allclose(found["scores"][0], objects.scores[0], atol=0.02)
+    np.testing.assert_allclose(found["boxes"][0], objects.boxes[0], atol=0.5)
+    drawn = torch.from_numpy(objects.masks[0])
+    assert drawn.any()
+    assert (masks & drawn).sum() / (masks | drawn).sum() > 0.9
 
 
 @pytest.mark.parametrize("size", [(48, 48), (65, 48), (48, 77)])
@@ -226,6 +257,37 @@ def test_without_torch(runs, files, tmp_path):
             assert share == pytest.approx((own.mask == 0).mean(), abs=2e-3)
 
 
+@pytest.mark.parametrize(("mode", "channels", "depth"), [("RGBA", 3, 8), ("I;16", 3, 8), ("LA", 1, 8), ("I;16", 1, 16)])
+def test_example_reads_as_weft_does(tmp_path, mode, channels, depth):
+    """Transparency and 16 bits: the example gives the file the pixels that Weft gives the run."""
+    rng, rules = np.random.default_rng(0), preprocessing(channels=channels, depth=depth)
+    if mode == "I;16":
+        image = Image.fromarray(rng.integers(0, 65536, (9, 7), dtype=np.uint16))
+    else:
+        image = Image.fromarray(rng.integers(0, 256, (9, 7, 4), dtype=np.uint8)).convert(mode)
+    image.save(tmp_path / "a.png")
+    kind = "uint8" if depth == 8 else "float32, from 0 to 1"
+    facts = {"file": "none", "classes": ["a"], "outputs": ["probabilities"]}
+    facts |= {"input": {"type": kind, "shape": [1, 9, 7, channels]}}
+    (tmp_path / "model.json").write_text(json.dumps(facts))
+    given = {}
+
+    class Session:
+        def __init__(self, path: Path):
+            pass
+
+        def run(self, names: None, inputs: dict) -> list[np.ndarray]:
+            given.update(inputs)
+            return [np.ones((1, 1))]
+
+    words = ["without_torch.py", str(tmp_path), str(tmp_path / "a.png")]
+    with mock.patch("onnxruntime.InferenceSession", Session), mock.patch("sys.argv", words):
+        runpy.run_path(str(ROOT / "examples/without_torch.py"))
+    expected = as_input(decode(tmp_path / "a.png", channels=channels), rules.depth)
+    assert given["pictures"].dtype == expected.dtype
+    np.testing.assert_allclose(given["pictures"][0], expected, atol=1e-6)
+
+
 def test_other_formats(runs, tmp_path):
     report = exported(runs["classify"], tmp_path / "weights", "--to", "safetensors")
     assert report["rows"][0]["difference"]["changed"] == 0
@@ -237,7 +299,9 @@ def test_other_formats(runs, tmp_path):
 
 
 def test_fixed(runs, tmp_path):
-    exported(runs["classify"], tmp_path / "f", "--fixed", "--size", "30x44", "--batch", "2")
+    report = exported(runs["classify"], tmp_path / "f", "--fixed", "--size", "30x44", "--batch", "2")
+    assert report["scored"] == 0
+    assert "top-1 of 0 pictures" in (tmp_path / "f/agreement.html").read_text()
     session = onnxruntime.InferenceSession(tmp_path / "f/model.onnx")
     assert session.get_inputs()[0].shape == [2, 30, 44, 3]
 
@@ -252,6 +316,7 @@ def test_eight_bits(runs, tmp_path):
     assert json.loads(session.get_modelmeta().custom_metadata_map["weft"])["task"] == "classify"
 
 
+@pytest.mark.slow
 def test_eight_bits_without_a_metric_are_refused(runs, tmp_path):
     """Of a size that no picture has nothing is measured, and nothing else limits eight bits."""
     arguments = ("--int8", "--fixed", "--size", "30x44", "--out", tmp_path / "gone")
@@ -267,7 +332,7 @@ def test_answers_that_are_no_numbers_are_not_lost_among_others(order):
     total = sum(gaps, Gap())
     assert math.isnan(total.largest)
     row = AgreementRow("each as it is", 3, total)
-    assert Agreement("model.onnx", [row], "pictures", "top1", 1.0, 1.0, {}, {}).faults()
+    assert Agreement("model.onnx", [row], "pictures", "top1", 1.0, 1.0, 3, {}, {}).faults()
 
 
 def test_disagreement_is_not_kept(runs, tmp_path, monkeypatch):
@@ -286,6 +351,43 @@ def test_disagreement_is_not_kept(runs, tmp_path, monkeypatch):
     assert "2 at once" in last
     assert "each as it is" not in last
     assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_mixes_up_batches_is_told_without_limits(runs):
+    """In eight bits nothing else is limited: whatever batch a picture is in, its answer is the same."""
+    form = SegmentForm(weft.load(runs["segment"], "cpu")).eval()
+    path, (source, indices, _) = runs["segment"] / "model.safetensors", find_pictures(runs["segment"])
+    file, loose = WeightsFile(path, form), Limits(largest=1.0, part=1.0, points=100.0)
+    assert not measure(form, path, file, source, indices, limits=loose).faults()
+
+    def frozen(pictures: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: value[:1].repeat(len(pictures), 0) for name, value in file(pictures).items()}
+
+    assert "each picture alone" in measure(form, path, frozen, source, indices, limits=loose).faults()[0]
+
+
+def test_pictures_that_cannot_be_read(runs, tmp_path):
+    """No answers to compare: one line that says so."""
+    data = make_pictures(tmp_path / "broken", each=2)
+    for path in data.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    form = ClassifyForm(weft.load(runs["classify"], "cpu")).eval()
+    source, indices, _ = find_pictures(runs["classify"], str(data))
+    path = runs["classify"] / "model.safetensors"
+    with pytest.raises(WeftError, match="none of 6 pictures can be read"):
+        measure(form, path, WeightsFile(path, form), source, indices)
+
+
+def test_masks_of_objects_count():
+    """Two answers with the same boxes and other masks differ."""
+    boxes = np.array([[[2.0, 2.0, 20.0, 20.0]]], np.float32)
+    one: Any = {"boxes": boxes, "labels": np.zeros((1, 1), int), "scores": np.full((1, 1), 0.9, np.float32)}
+    masks = np.ones((1, 1, 28, 28), np.float32)
+    form: Any = SimpleNamespace(outputs=("boxes", "labels", "scores", "masks"))
+    same = DetectForm.difference(form, one | {"masks": masks}, one | {"masks": masks})
+    other = DetectForm.difference(form, one | {"masks": masks}, one | {"masks": 0 * masks})
+    assert same.largest == 0
+    assert other.largest == 1
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,24 @@ import http.server
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
+import weft
 from tests.helpers.places import ROOT
-from tests.helpers.small_runs import command, make_pictures, refused, tiny_run
+from tests.helpers.small_runs import command, dense, make_pictures, make_squares, refused, tiny_run
 from tests.helpers.variants import SMALL
+from weft.export.hub import card
+from weft.export.weights import write_weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -70,6 +78,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture
+def hub():
+    """The address of an empty hub."""
+    Hub.files = {}
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("hub")
@@ -88,12 +107,8 @@ def elsewhere(code: str, endpoint: str, home: Path) -> str:
     return done.stdout
 
 
-def test_there_and_back(run, tmp_path):
+def test_there_and_back(run, hub, tmp_path):
     """What Weft pushes, Weft, timm and transformers open, and all of them compute what the run computes."""
-    Hub.files = {}
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
     code = f"""
 import sys, torch, weft, timm
 from weft.cli.app import app
@@ -109,21 +124,69 @@ with torch.no_grad():
     theirs = AutoModelForImageClassification.from_pretrained("me/model").eval()
     assert torch.allclose(theirs(x).logits, own, atol=1e-6)
     assert theirs.config.id2label[1] == "class 1"
+from weft.export.hub import push
+for use in (lambda: weft.load("hub:me/other"), lambda: push({str(run)!r}, "me/model")):
+    try:
+        use()
+    except weft.WeftError as error:
+        print("refused:", error)
+push({str(run)!r}, "me/model", replace=True)
+"""
+    said = elsewhere(code, hub, tmp_path)
+    assert "weft.load('hub:me/model') opens it" in said
+    assert "refused: hub:me/other cannot be fetched" in said
+    assert "refused: me/model holds a model; add --replace" in said
+    assert {*Hub.files} >= {"config.json", "model.safetensors", "README.md"}
+    written = Hub.files["README.md"].decode()
+    assert 'weft.load("hub:me/model")' in written
+    assert "| top-1 |" in written
+    assert "`class 2`" in written
+    assert "36 pictures, of which 7 were kept to measure it" in written
+    assert "- 1 epoch in" in written
+    assert "AutoModelForImageClassification.from_pretrained" in written
+    (index,) = yaml.safe_load(written.split("---")[1])["model-index"]
+    measured = json.loads((run / "evaluation.json").read_text())["top1"]
+    assert index["results"][0]["metrics"] == [{"type": "top1", "name": "top-1", "value": round(measured, 4)}]
+    assert "state" not in " ".join(Hub.files)
+
+
+def test_card_names_the_version_that_trained(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    config["weft"]["version"] = "0.0.7"
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert "trained with Weft 0.0.7" in card(tmp_path / "run", weft.load(tmp_path / "run", "cpu"), "me/model")
+
+
+def test_no_network(run, tmp_path):
+    """A port on which nobody listens: one line, no traceback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        code = f"""
+import weft
+from weft.export.hub import push
 try:
-    weft.load("hub:me/other")
+    push({str(run)!r}, "me/model")
 except weft.WeftError as error:
     print("refused:", error)
 """
-    said = elsewhere(code, endpoint, tmp_path)
-    server.shutdown()
-    assert "weft.load('hub:me/model') opens it" in said
-    assert "refused: hub:me/other cannot be fetched" in said
-    assert {*Hub.files} >= {"config.json", "model.safetensors", "README.md"}
-    card = Hub.files["README.md"].decode()
-    assert 'weft.load("hub:me/model")' in card
-    assert "| top-1 |" in card
-    assert "`class 2`" in card
-    assert "state" not in " ".join(Hub.files)
+        said = elsewhere(code, address, tmp_path)
+    assert said.startswith(f"refused: {address} cannot be reached: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_values_of_masks_go_along(tmp_path):
+    """What stands for a class in masks is known to whoever opens the weights, without the run."""
+    data = make_squares(tmp_path / "masks", "masks")
+    for path in (data / "masks").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) * 10 + 10).save(path)
+    tiny_run(data, tmp_path / "run", **dense("fpn", epochs=1))
+    (tmp_path / "folder").mkdir()
+    write_weights(tmp_path / "run", tmp_path / "folder/model.safetensors")
+    own, again = (weft.load(tmp_path / name, "cpu").task for name in ("run", "folder"))
+    assert list(own.mask_values) == list(again.mask_values) == [10, 20, 30]  # pyright: ignore
+    assert again.mask_colours == own.mask_colours  # pyright: ignore
 
 
 def test_mistakes(run, tmp_path):

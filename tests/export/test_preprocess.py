@@ -72,6 +72,12 @@ def test_sizes(height, width, target):
         assert fitted(height, width, limits) == fit((height, width), limits)
 
 
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_a_frame_around_pictures_is_refused(mode):
+    with pytest.raises(WeftError, match="black frame"):
+        GraphPreprocessing(preprocessing(crop_mode=mode, crop_pct=1.15))
+
+
 def test_unknown_interpolation():
     with pytest.raises(WeftError, match="'hamming' cannot be exported"):
         GraphPreprocessing(preprocessing(interpolation="hamming"))

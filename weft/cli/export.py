@@ -91,7 +91,14 @@ def export(
     )
 
 
-def push(run: Path, repository: str, /, *, private: Annotated[bool, Flag] = False) -> None:
+def push(
+    run: Path,
+    repository: str,
+    /,
+    *,
+    private: Annotated[bool, Flag] = False,
+    replace: Annotated[bool, Flag] = False,
+) -> None:
     """Upload a trained model to the Hugging Face hub, with a card that says what it does and how well.
 
     Parameters
@@ -102,10 +109,13 @@ def push(run: Path, repository: str, /, *, private: Annotated[bool, Flag] = Fals
         owner/name; it is made if need be. `hf auth login` says who you are.
     private
         Make one that only its owner sees.
+    replace
+        Write over a model that lies there.
     """
     from weft.export.hub import push as push_run
 
-    say(f"Wrote {push_run(run, repository, private=private)}; weft.load({'hub:' + repository!r}) opens it.")
+    address = push_run(run, repository, private=private, replace=replace)
+    say(f"Wrote {address}; weft.load({'hub:' + repository!r}) opens it.")
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -15,8 +15,10 @@ from weft.data.given import Progress
 from weft.data.preprocessing import to_channels_first
 from weft.data.read import decode
 from weft.data.sources.source import Source
+from weft.errors import WeftError
 from weft.export.form import Answers, ExportForm, Gap
 from weft.report.text import SCORES, columns
+from weft.words import many
 
 File = Callable[[np.ndarray], Answers]  # an exported file that is used
 
@@ -41,6 +43,7 @@ class AgreementRow:
     what: str
     pictures: int
     difference: Gap
+    batched: Gap = field(default_factory=Gap)  # of the file from itself, where it sees them one by one
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Agreement:
     score: str  # the metric, by its name
     before: float | None
     after: float | None
+    scored: int  # pictures that the metric is of: with a fixed size, those that have it
     latency: dict[str, float]  # milliseconds for a picture, from its pixels to the answer
     bytes: dict[str, int]
     limits: Limits = field(default_factory=Limits)
@@ -66,6 +70,8 @@ class Agreement:
                 found.append(f"{row.what}: probabilities differ by {difference.largest:.3g}")
             elif difference.changed > 1 and difference.part > self.limits.part:
                 found.append(f"{row.what}: {difference.changed} of {difference.answers} {self.counted} changed")
+            elif _differs(row.batched):
+                found.append(f"{row.what}: answers are not those that the file gives to each picture alone")
         total = sum((row.difference for row in self.rows), Gap())
         if not found and total.changed > 1 and total.part > self.limits.part:
             found.append(f"{total.changed} of all {total.answers} {self.counted} changed")
@@ -96,8 +102,8 @@ class Agreement:
     def facts(self) -> list[list[str]]:
         """Metric, time and size, of the run and of the file."""
         rows = [["", *self.latency]]
-        if self.before is not None and self.after is not None:
-            rows.append([self.metric, *(f"{100 * value:.2f} %" for value in (self.before, self.after))])
+        metric = ["-" if value is None else f"{100 * value:.2f} %" for value in (self.before, self.after)]
+        rows.append([f"{self.metric} of {many(self.scored, 'picture')}", *metric])
         rows.append(["a picture takes", *(f"{value:.1f} ms" for value in self.latency.values())])
         rows.append(["size", *(f"{self.bytes[key] / 1e6:.1f} MB" for key in self.latency)])
         return rows
@@ -150,9 +156,11 @@ def measure(
             after.update(form.as_inferred(answers, read), read)
             scored += 1
         seen += 1
+    if not kept:
+        raise WeftError(f"{source.root}: none of {many(len(indices), 'picture')} can be read.")
     rows = [AgreementRow("each as it is" if fixed is None else f"each at {fixed[1]} x {fixed[2]}", seen, whole)]
     others = [] if fixed else _variants(kept, least)
-    rows += [AgreementRow(what, len(some), watch.compare(some)) for what, some in others]
+    rows += [AgreementRow(what, len(some), watch.compare(some), watch.batched(some)) for what, some in others]
     scores = [each.evaluation().metrics()[task.score] if scored else None for each in (before, after)]
     weights = sum(p.numel() * p.element_size() for p in form.model.state_dict().values())
     return Agreement(
@@ -162,10 +170,17 @@ def measure(
         score=task.score,
         before=scores[0],
         after=scores[1],
+        scored=scored,
         latency=watch.times(kept[0]),
         bytes={"torch": weights, "file": path.stat().st_size},
         limits=limits or Limits(),
     )
+
+
+def _differs(gap: Gap) -> bool:
+    """Whether answers are others, by the limits of a file that is not in eight bits."""
+    usual = Limits()
+    return not gap.largest <= usual.largest or (gap.changed > 1 and gap.part > usual.part)
 
 
 def _variants(pictures: Sequence[np.ndarray], least: int) -> Iterator[tuple[str, list[np.ndarray]]]:
@@ -214,6 +229,12 @@ class _Watch:
         if self.fixed is not None:
             pictures = [cut(picture, self.fixed[1:]) for picture in pictures]
         return self.form.difference(self.own(pictures), self.file(pictures))
+
+    def batched(self, pictures: Sequence[np.ndarray]) -> Gap:
+        """Of the file from itself: whatever eight bits cost, they cost each picture the same in every batch."""
+        alone = [self.file([picture]) for picture in pictures]
+        together = {name: np.concatenate([answer[name] for answer in alone]) for name in alone[0]}
+        return self.form.difference(together, self.file(pictures))
 
     def times(self, picture: np.ndarray) -> dict[str, float]:
         """Medians in milliseconds, measured in turn."""

@@ -18,7 +18,8 @@ class ClassifyForm(ExportForm):
     outputs: Mapping[str, str] = {"probabilities": "(B, classes) float32, in the order of the classes"}
     counted = "pictures"
 
-    def answer(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    def answer(self, pictures: Tensor, *prepared: Tensor) -> tuple[Tensor, ...]:
+        (x,) = prepared
         return (self._probabilities(self.model(x)),)
 
     def own_answers(self, inferred: Tensor, shown: Sequence[Tensor], size: tuple[int, int]) -> Answers:

@@ -21,7 +21,6 @@ from weft.heads.regions import STRIDES, USUAL_LEVEL, USUAL_SIDE, AlignedRoIAlign
 from weft.run.predictor import Predictor
 from weft.tasks.detect.coco import restore
 
-MULTIPLE = 32  # pictures are padded to it
 WIDEST = math.log(1000 / 16)  # by how much a box may grow, as torchvision limits it
 EMPTY = -1  # the label of a place without an object
 SURE, SAME = 0.5, 0.9  # an object that users see; the overlap from which on two boxes are the same
@@ -35,6 +34,7 @@ class DetectForm(ExportForm):
         "scores": "(B, N) float32, 0 where there is none",
     }
     counted = "objects"
+    multiple = 32
 
     def __init__(self, predictor: Predictor):
         super().__init__(predictor)
@@ -50,15 +50,15 @@ class DetectForm(ExportForm):
     def stage_two(self) -> Any:
         return self.model.roi_heads
 
-    def answer(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        size = x.shape[2:]
-        x = F.pad(x, (0, -size[1] % MULTIPLE, 0, -size[0] % MULTIPLE))
+    def answer(self, pictures: Tensor, *prepared: Tensor) -> tuple[Tensor, ...]:
+        whole, x = prepared
+        size = whole.shape[2:]
         detector: Any = self.model
         maps = detector.backbone(x)
         boxes, scores, labels = self._objects(maps, *self._proposals(x, maps, size), size)
         there = labels != EMPTY
         masks = [self._masks(maps, boxes, labels)] if self.stage_two.has_mask() else []
-        scale = [whole / part for whole, part in zip(pictures.shape[1:3], size, strict=True)]
+        scale = [side / part for side, part in zip(pictures.shape[1:3], size, strict=True)]
         boxes = torch.stack([boxes[..., i] * scale[1 - i % 2] for i in range(4)], 2)
         boxes = _clipped(boxes, pictures.shape[1:3])
         return boxes * there[..., None], labels, torch.where(there, scores, 0.0), *masks
@@ -210,7 +210,10 @@ def _filled(values: np.ndarray, count: int, empty: float) -> np.ndarray:
 
 
 def _matched(one: dict[str, Tensor], other: dict[str, Tensor]) -> Gap:
-    """How far the sure objects of one, or else the surest, are from the nearest of the other, of the same class."""
+    """How far the sure objects of one, or else the surest, are from the nearest of the other, of the same class.
+
+    In their scores and in their masks, of which the mean over its places counts.
+    """
     sure = (one["scores"] >= one["scores"].max().clamp(max=SURE)) & (one["labels"] != EMPTY)
     if not sure.any():
         return Gap()
@@ -221,4 +224,7 @@ def _matched(one: dict[str, Tensor], other: dict[str, Tensor]) -> Gap:
         return Gap(changed=len(same), answers=len(same))
     scores = (one["scores"][sure] - other["scores"][nearest])[same].abs().max()
     moved = (one["boxes"][sure] - other["boxes"][nearest])[same].abs().max()
+    if "masks" in one:  # the mean of each, for a box that is rounded otherwise moves the edges
+        masks = (one["masks"][sure] - other["masks"][nearest])[same].abs().mean((1, 2)).max()
+        scores = torch.maximum(scores, masks)
     return Gap(float(scores), int((~same).sum()), len(same), float(moved))

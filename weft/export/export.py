@@ -39,7 +39,7 @@ from weft.version import __version__
 Shape = tuple[int, int, int]  # batch, height and width that are fixed
 Format = Literal["onnx", "torch", "safetensors"]
 PICTURES = 200  # of the run's own that both are shown
-CALIBRATION = 64  # of them that eight bits are fitted to
+CALIBRATION = 64  # that eight bits are fitted to
 
 FORMS: dict[str, type[ExportForm]] = {"classify": ClassifyForm, "segment": SegmentForm, "detect": DetectForm}
 
@@ -131,8 +131,7 @@ def export(
             kind.write(form, path, shape, facts)
         if int8:
             limits = Limits(largest=1.0, part=1.0, points=1.0 if limit is None else limit)
-            every = max(1, len(indices) // CALIBRATION)  # those of one class lie side by side
-            _in_eight_bits(path, form, source, indices[::every][:CALIBRATION], shape)
+            _in_eight_bits(path, form, *_calibration(run, data, source, indices), shape)
         file, shown = kind.open(path, form), {"fixed": shape, "least": kind.least}
         found = measure(form, path, file, source, indices, **shown, limits=limits, progress=progress)
         if faults := found.faults():
@@ -182,7 +181,7 @@ def describe(form: ExportForm, run: Path, name: str, fixed: Shape | None) -> dic
             "architecture": predictor.subject().name,
             "exported": date.today().isoformat(),
             "torch": torch.__version__,
-            "opset": OPSET,
+            **({"opset": OPSET} if name == KINDS["onnx"].name else {}),
         },
     }
 
@@ -195,6 +194,14 @@ def _compared(predictor: Predictor, run: Path, data: str, most: int) -> tuple[So
     source, indices, _ = in_models_classes(predictor, source, indices, {})
     chosen = np.unique(np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int))
     return source, indices[chosen]
+
+
+def _calibration(run: Path, data: str, source: Source, indices: np.ndarray) -> tuple[Source, np.ndarray]:
+    """Pictures that eight bits are fitted to: of the run's own those that it trained on, which nobody is judged by."""
+    if not data:
+        source, indices, _ = find_pictures(run, split="train")
+    every = max(1, len(indices) // CALIBRATION)  # those of one class lie side by side
+    return source, indices[::every][:CALIBRATION]
 
 
 def _usual_size(source: Source, indices: np.ndarray, form: ExportForm) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.data.loader import Batch
@@ -41,6 +42,7 @@ class ExportForm(nn.Module):
 
     outputs: Mapping[str, str]  # their names, and what they are
     counted: ClassVar[str]  # what an answer is, in words: "pictures"
+    multiple: ClassVar[int] = 1  # of which the sides are that the network sees; pictures are padded to it
 
     def __init__(self, predictor: Predictor):
         super().__init__()
@@ -48,10 +50,18 @@ class ExportForm(nn.Module):
         self.model, self.preprocessing = predictor.model, GraphPreprocessing(predictor.preprocessing)
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        return self.answer(pictures, self.preprocessing(pictures))
+        return self.answer(pictures, *self.prepared(pictures))
 
-    def answer(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """The answers to pictures of which the preprocessing made `x`; of the pictures the size alone is looked at."""
+    def prepared(self, pictures: Tensor) -> tuple[Tensor, ...]:
+        """What the preprocessing makes of the pictures; where the network wants multiples, that padded as well."""
+        x = self.preprocessing(pictures)
+        return (x,) if self.multiple == 1 else (x, self.padded(x))
+
+    def padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, -x.shape[3] % self.multiple, 0, -x.shape[2] % self.multiple))
+
+    def answer(self, pictures: Tensor, *prepared: Tensor) -> tuple[Tensor, ...]:
+        """The answers to pictures that were `prepared`; of all but the last of these the size alone is looked at."""
         raise NotImplementedError
 
     def own_answers(self, inferred: Any, shown: Sequence[Tensor], size: tuple[int, int]) -> Answers:

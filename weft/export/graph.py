@@ -6,7 +6,7 @@ import json
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ LEAST_SCORE = -3e38  # any number that is a score is larger
 PREPROCESSING = "preprocessing/"  # how the names of its nodes begin
 MOST = 2**31 - 1  # boxes that stay in a group
 
+Lengths = Mapping[int, Any]  # of an input's axes, by their numbers: what torch.export is told of them
 
-def to_graph(module: nn.Module, given: Mapping[Tensor, Sequence[int]]) -> torch.export.ExportedProgram:
-    """A module as a graph for inputs like those that are `given`, whose axes that are named may have any length."""
-    shapes: Any = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in given.values())
+
+def to_graph(module: nn.Module, given: Mapping[Tensor, Lengths]) -> torch.export.ExportedProgram:
+    """A module as a graph for inputs like those that are `given`, whose axes that are named may have other lengths."""
+    shapes: Any = tuple(given.values())
     fixed = not any(shapes)
     with quiet(), torch.no_grad():
         try:
@@ -39,26 +41,42 @@ def to_graph(module: nn.Module, given: Mapping[Tensor, Sequence[int]]) -> torch.
             raise WeftError(f"torch.export makes no graph of this model{hint}: {why}") from error
 
 
-def examples(form: ExportForm, fixed: tuple[int, int, int] | None) -> dict[Tensor, Sequence[int]]:
-    """Pictures that a graph is made with and what the network sees of them, each with its axes that may vary."""
+def examples(form: ExportForm, fixed: tuple[int, int, int] | None) -> dict[Tensor, Lengths]:
+    """Pictures that a graph is made with and what was prepared of them, each with its axes that may vary."""
     rules = form.preprocessing.rules
     dtype = torch.uint8 if rules.depth == 8 else torch.float32
     pictures = torch.zeros(*(fixed or EXAMPLE), rules.channels, dtype=dtype)
     if fixed:
         with torch.no_grad():
-            return {pictures: (), form.preprocessing(pictures): ()}
+            return {given: {} for given in (pictures, *form.prepared(pictures))}
+    free = torch.export.Dim.DYNAMIC
     whole = rules.crop_mode == "fit"  # then the network sees pictures of any size, too
     x = torch.zeros(len(pictures), rules.channels, *(SEEN if whole else rules.size))
-    return {pictures: range(len(AXES)), x: (0, 2, 3) if whole else (0,)}
+    given = {pictures: dict.fromkeys(range(len(AXES)), free), x: dict.fromkeys((0, 2, 3) if whole else (0,), free)}
+    if form.multiple > 1:
+        rows, columns = (form.multiple * torch.export.Dim(name) for name in ("rows", "columns"))
+        given[form.padded(x)] = {0: free, 2: rows, 3: columns} if whole else {0: free}
+    return given
 
 
 def write_torch(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None, facts: dict[str, Any]) -> None:
     """A package that `torch.export.load(path).module()` opens; detectors need torchvision to be imported."""
-    pictures, _ = (given := examples(form, fixed))
+    pictures, *_ = (given := examples(form, fixed))
     program = to_graph(form, {pictures: given[pictures]})
     with quiet():
         torch.export.save(program, package := io.BytesIO(), extra_files={"weft.json": json.dumps(facts)})
     path.write_bytes(package.getbuffer())  # torch's own writer has no error for a full disk, but a RuntimeError
+
+
+class _Before(nn.Module):
+    """A form's preprocessing."""
+
+    def __init__(self, form: ExportForm):
+        super().__init__()
+        self.form = form
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
+        return self.form.prepared(pictures)
 
 
 class _Behind(nn.Module):
@@ -68,22 +86,24 @@ class _Behind(nn.Module):
         super().__init__()
         self.form = form
 
-    def forward(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        return self.form.answer(pictures, x)
+    def forward(self, pictures: Tensor, x: Tensor, padded: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.form.answer(pictures, x) if padded is None else self.form.answer(pictures, x, padded)
 
 
 def write_onnx(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None, facts: dict[str, Any]) -> None:
     """A file for onnxruntime and others, with the facts as the entry "weft" of its metadata.
 
-    It is made of two graphs: behind the preprocessing the size of what the network sees is a symbol of its own. As a
-    formula of the picture's size it would stand in every shape of the network, which takes torch minutes to simplify.
+    It is made of two graphs: behind the preprocessing the size of what the network sees is a symbol of its own, or 32
+    times one. As a formula of the picture's size it would stand in every shape of the network, which takes torch
+    minutes to simplify.
     """
     onnx = onnx_library()
-    pictures, _ = (given := examples(form, fixed))
+    pictures, *prepared = (given := examples(form, fixed))
+    names = ["x", "padded"][: len(prepared)]
     if hasattr(form, "suppress"):
         form.suppress = suppress_by_name  # pyright: ignore[reportArgumentType]
-    first = _translated(to_graph(form.preprocessing, {pictures: given[pictures]}), ["pictures"], ["x"])
-    second = _translated(to_graph(_Behind(form), given), ["pictures", "x"], [*form.outputs])
+    first = _translated(to_graph(_Before(form), {pictures: given[pictures]}), ["pictures"], names)
+    second = _translated(to_graph(_Behind(form), given), ["pictures", *names], [*form.outputs])
     model = _joined(first, second)
     if not fixed:
         _name_axes(model)
@@ -100,11 +120,30 @@ def _translated(program: torch.export.ExportedProgram, inputs: list[str], output
             (),
             dynamo=True,
             verbose=False,
+            optimize=False,
             opset_version=OPSET,
             input_names=inputs,
             output_names=outputs,
             custom_translation_table=translations(),
         )
+    return _lean(made)
+
+
+def _lean(made: Any) -> Any:
+    """The model without what is known beforehand.
+
+    The exporter's own optimiser also looks for patterns of nodes. It takes longer for a detector than all else, and
+    runtimes look for the same ones.
+    """
+    import onnx_ir.passes.common as passes
+    from onnxscript import optimizer
+
+    optimizer.inline(made.model)
+    optimizer.fold_constants(made.model)
+    optimizer.remove_unused_nodes(made.model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(made.model)
+    passes.DeduplicateInitializersPass()(made.model)
+    passes.CommonSubexpressionEliminationPass()(made.model)
     return made.model_proto
 
 

@@ -28,6 +28,11 @@ class GraphPreprocessing(nn.Module):
             raise WeftError(
                 f"The interpolation {preprocessing.interpolation!r} cannot be exported; only {', '.join(FILTERS)} can."
             )
+        if preprocessing.crop_mode != "fit" and preprocessing.crop_pct > 1:
+            raise WeftError(
+                f"crop_pct={preprocessing.crop_pct} puts a black frame around pictures, which cannot be exported; only"
+                " 1 and less can."
+            )
         mean, std = preprocessing.statistics(torch.device("cpu"))
         self.mean, self.std = nn.Buffer(mean.clone()), nn.Buffer(std.clone())
 

@@ -1,6 +1,7 @@
 """Segmenters: a class for each pixel of the picture as it is."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from weft.data.loader import Batch
 from weft.errors import WeftError
 from weft.export.form import Answers, ExportForm, Gap
 from weft.run.predictor import Predictor
+from weft.tasks.segment.losses import resized
+
+# `resized` without a look at the size, which a graph does not know
+stretched = partial(F.interpolate, mode="bilinear", align_corners=False)
 
 
 class SegmentForm(ExportForm):
@@ -31,15 +36,16 @@ class SegmentForm(ExportForm):
                 " --test.scales [1.0]."
             )
 
-    def answer(self, pictures: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        parts = _resized(self.model(x)["out"], x.shape[2:]).softmax(1)
+    def answer(self, pictures: Tensor, *prepared: Tensor) -> tuple[Tensor, ...]:
+        (x,) = prepared
+        parts = stretched(self.model(x)["out"], x.shape[2:]).softmax(1)
         if self.preprocessing.rules.size != (0, 0):
-            parts = _resized(parts, pictures.shape[1:3])
+            parts = stretched(parts, pictures.shape[1:3])
         scores, labels = parts.max(1)
         return labels.to(torch.uint8), scores
 
     def own_answers(self, inferred: Sequence[Tensor], shown: Sequence[Tensor], size: tuple[int, int]) -> Answers:
-        parts = [_resized(answer[None], size) for answer in inferred]
+        parts = [resized(answer[None], size) for answer in inferred]
         scores, labels = torch.cat(parts).max(1)
         return {"labels": labels.to(torch.uint8).numpy(), "scores": scores.numpy()}
 
@@ -52,8 +58,3 @@ class SegmentForm(ExportForm):
         classes = len(self.predictor.classes)
         labels, scores = torch.from_numpy(answers["labels"]).long(), torch.from_numpy(answers["scores"])
         return [F.one_hot(a, classes).permute(2, 0, 1) * b for a, b in zip(labels, scores, strict=True)]
-
-
-def _resized(maps: Tensor, size: Any) -> Tensor:
-    """As `weft.tasks.segment.losses.resized`, without a look at the size, which a graph does not know."""
-    return F.interpolate(maps, tuple(size), mode="bilinear", align_corners=False)

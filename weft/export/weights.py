@@ -9,16 +9,19 @@ import torch
 from weft.documents import read_json, to_json
 from weft.export.form import Answers, ExportForm
 from weft.files import write_text
-from weft.run.predictor import load
+from weft.run.predictor import facts_of_data, load
 
 
 def write_weights(run: Path, path: Path) -> None:
     """The weights as `path`, the configuration beside them.
 
-    The number of classes stands in it once: timm takes it from there, transformers gives it a second time.
+    The number of classes stands in it once: timm takes it from there, transformers gives it a second time. What the
+    run's report on its data says about answers, such as the values that masks are written with, goes along.
     """
     shutil.copyfile(run / "model.safetensors", path)
     config = read_json(run / "config.json")
+    if entry := config.get("weft"):
+        entry.update(facts_of_data(run, entry))
     (config.get("model_args") or {}).pop("num_classes", None)
     write_text(path.with_name("config.json"), to_json(config, indent=2))
 

@@ -221,18 +221,18 @@ def load(folder: str | os.PathLike[str], device: str = "auto", settings: Mapping
         device=where,
         dtype=dtype,
         multilabel=bool(entry.get("multilabel", False)),
-        **facts_of_data(folder),
+        **facts_of_data(folder, entry),
     )
     task = kind(config, facts)
     task.set_up(model)
     return Predictor(model, task)
 
 
-def facts_of_data(folder: Path) -> dict[str, Any]:
-    """Facts of the task that depend on the data a run was trained on; none of a model that is no run."""
+def facts_of_data(folder: Path, entry: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Facts of the task that depend on the data it was trained on: from a run's report, or a model's `entry`."""
     file = folder / "data_report.json"
-    report = read_json(file) if file.is_file() else {}
-    if not isinstance(report, dict):
+    report = read_json(file) if file.is_file() else entry or {}
+    if not isinstance(report, Mapping):
         raise WeftError(f"{file} is not a report that Weft wrote.")
     return {key: report[key] for key in ("unlearned", "mask_values", "mask_colours") if key in report}
 
