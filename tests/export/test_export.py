@@ -35,7 +35,7 @@ from tests.helpers.made_pictures import picture, preprocessing
 from tests.helpers.places import ROOT
 from tests.helpers.small_runs import command, dense, make_pictures, make_squares, refused, tiny_run
 from tests.helpers.variants import SMALL
-from weft.config import Config
+from weft.config import Config, override
 from weft.data.read import decode
 from weft.errors import WeftError
 from weft.export import export as home
@@ -59,10 +59,10 @@ PAPERS = [
 SHAPES = [(1, 40, 64), (2, 64, 40), (5, 33, 33)]  # batch, height, width
 
 
-def predictor_of(name: str, multilabel: bool = False) -> Predictor:
+def predictor_of(name: str, multilabel: bool = False, flip: bool = False) -> Predictor:
     model = randomise(timm.create_model(name, num_classes=4, img_size=48, **SMALL[name]))
     facts = TaskFacts([*"abcd"], preprocessing(size=(48, 48)), torch.device("cpu"), multilabel=multilabel)
-    return Predictor(model, make_task("classify", Config(), facts))
+    return Predictor(model, make_task("classify", override(Config(), {"test.flip": flip}), facts))
 
 
 def own(predictor: Predictor, pictures: np.ndarray) -> np.ndarray:
@@ -74,10 +74,10 @@ def batch_of(count: int, height: int, width: int) -> np.ndarray:
     return np.stack([np.array(picture(height, width, seed)) for seed in range(count)])
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_families_in_onnxruntime(tmp_path, name):
+@pytest.mark.parametrize(("name", "flip"), [*((name, False) for name in PAPERS), ("vt_resnet_nano", True)])
+def test_families_in_onnxruntime(tmp_path, name, flip):
     """Of every batch and every size, what the model says after Weft's own preprocessing."""
-    predictor = predictor_of(name)
+    predictor = predictor_of(name, flip=flip)
     write_onnx(ClassifyForm(predictor).eval(), tmp_path / "a.onnx", None, {"weft": "0"})
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
@@ -399,7 +399,7 @@ def test_masks_of_objects_count():
         (["--to", "safetensors", "--fixed"], ["no size to fix"]),
         (["--pictures", "0"], ["pictures=0"]),
         (["--data", "nowhere"], ["nowhere"]),
-        (["--test.flip"], ["classifier"]),
+        (["--test.mode", "slide"], ["classifier"]),
     ],
 )
 def test_mistakes(runs, tmp_path, options, words):

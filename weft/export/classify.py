@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.data.loader import Batch
 from weft.export.form import Answers, ExportForm, Gap
+from weft.tasks.classify.task import logits_of
 
 LEAST = 1e-30  # a probability whose logarithm is a number
 YES = 0.5  # where a picture may have several labels, it has those that reach this
@@ -20,7 +21,7 @@ class ClassifyForm(ExportForm):
 
     def answer(self, pictures: Tensor, *prepared: Tensor) -> tuple[Tensor, ...]:
         (x,) = prepared
-        return (self._probabilities(self.model(x)),)
+        return (self._probabilities(logits_of(self.model, x, self.predictor.task.config.test.flip)),)
 
     def own_answers(self, inferred: Tensor, shown: Sequence[Tensor], size: tuple[int, int]) -> Answers:
         return {"probabilities": self._probabilities(inferred.float()).numpy()}
