@@ -177,7 +177,7 @@ except weft.WeftError as error:
 
 
 def test_values_of_masks_go_along(tmp_path):
-    """What stands for a class in masks is known to whoever opens the weights, without the run."""
+    """Values that stand for classes in masks are known to whoever opens the weights, without the run."""
     data = make_squares(tmp_path / "masks", "masks")
     for path in (data / "masks").iterdir():
         Image.fromarray(np.asarray(Image.open(path)) * 10 + 10).save(path)

@@ -231,7 +231,7 @@ class _Watch:
         return self.form.difference(self.own(pictures), self.file(pictures))
 
     def batched(self, pictures: Sequence[np.ndarray]) -> Gap:
-        """Of the file from itself: whatever eight bits cost, they cost each picture the same in every batch."""
+        """Distance of the file from itself: what eight bits cost, they cost each picture the same in every batch."""
         alone = [self.file([picture]) for picture in pictures]
         together = {name: np.concatenate([answer[name] for answer in alone]) for name in alone[0]}
         return self.form.difference(together, self.file(pictures))

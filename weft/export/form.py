@@ -53,7 +53,7 @@ class ExportForm(nn.Module):
         return self.answer(pictures, *self.prepared(pictures))
 
     def prepared(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        """What the preprocessing makes of the pictures; where the network wants multiples, that padded as well."""
+        """Pictures as the preprocessing makes them; where the network wants multiples, that padded as well."""
         x = self.preprocessing(pictures)
         return (x,) if self.multiple == 1 else (x, self.padded(x))
 
