@@ -11,10 +11,11 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import weft
 from tests.conftest import randomise
-from tests.helpers.small_runs import make_pictures, tiny_run
+from tests.helpers.small_runs import CVT, make_pictures, tiny_run
 from weft.config import Config, override, to_yaml
 from weft.data.loader import eval_batches
 from weft.data.preprocessing import Preprocessing
@@ -361,3 +362,24 @@ def test_mirrored_pictures_count_as_much(tmp_path):
         (tmp_path / "folder").mkdir(exist_ok=True)
         shutil.copy(run / name, tmp_path / "folder")
     torch.testing.assert_close(weft.load(tmp_path / "folder").infer(seen), trained.infer(seen))
+
+
+def test_answers_that_are_no_numbers_measure_nothing(tmp_path, command):
+    """Weights that are numbers, and far too large: 0 % would be said of a model that never answered."""
+    data = make_pictures(tmp_path / "data")
+    run = tiny_run(data, tmp_path / "run").folder
+    weights = {
+        key: value * 1e30 if value.is_floating_point() else value
+        for key, value in load_file(run / "model.safetensors").items()
+    }
+    save_file(weights, run / "model.safetensors")
+    for words in (("eval", run), ("eval", run, "--json"), ("explain", run, data, "--out", tmp_path / "out")):
+        code, said, err = command(*words)
+        assert (code, said) == (2, ""), words
+        assert "damaged, or far too large" in err
+    options = ("--model", "cvt_nano", "--recipe", "quick", "--epochs", 3, "--batch", 4, "--data.workers", 0)
+    options += tuple(f"--model.args.{key}={value}" for key, value in CVT.items()) + ("--img-size", 16)
+    code, _, err = command("train", data, "--init", run, *options, "--out", tmp_path / "other")
+    assert code == 2
+    assert "weights it begins with" in err
+    assert "--optim.lr" not in err

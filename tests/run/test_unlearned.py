@@ -7,6 +7,7 @@ import pytest
 
 import weft
 from tests.helpers.small_runs import TINY, make_pictures
+from weft.config import read_yaml
 from weft.engine.log import METRICS, read_rows
 from weft.run.evaluate import evaluate, find_pictures
 
@@ -43,3 +44,14 @@ def test_evaluation_agrees_and_a_run_from_before_is_measured_as_it_was(run, tmp_
     numbers = evaluate(weft.load(before), source, indices).metrics()
     assert numbers["n"] == 20
     assert numbers["top1"] == pytest.approx(0.75 * run.metrics["top1"])
+
+
+def test_pictures_that_are_not_measured_are_not_called_unreadable(run, tmp_path, command):
+    """`weft eval` counts those that cannot be read, and no others."""
+    code, said, _ = command("eval", run.folder)
+    assert (code, "cannot be read" in said) == (0, False)
+    data = tmp_path / "data"
+    shutil.copytree(read_yaml(run.folder / "config.yaml")["data.source"], data)
+    (data / "val/class 1/2.png").write_bytes(b"no picture any more")
+    code, said, _ = command("eval", run.folder, data)
+    assert "; 1 cannot be read" in said

@@ -70,12 +70,14 @@ def evaluate(
     source, indices, what = find_pictures(run, data, split)
     source, indices, notes = in_models_classes(predictor, source, indices, _renamed(classes))
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
-        evaluation = evaluate_model(predictor, source, indices, workers=workers, progress=progress)
+        unreadable: list[str] = []
+        about: Any = dict(workers=workers, progress=progress, unreadable=unreadable)
+        evaluation = evaluate_model(predictor, source, indices, **about)
     metrics = evaluation.metrics()
     if as_json:
         say_json({"data": source.root, "pictures": what, **({"notes": notes} if notes else {}), **metrics})
     else:
-        say(what + (f"; {len(indices) - metrics['n']} cannot be read" if len(indices) > metrics["n"] else ""))
+        say(what + (f"; {len(unreadable)} cannot be read" if unreadable else ""))
         say(*notes, *evaluation.lines(metrics))
 
 

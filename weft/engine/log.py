@@ -40,14 +40,24 @@ class MetricsFile:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; the last line may have been cut by a kill."""
-    rows = []
-    for line in read_text(path).splitlines():
+    """The rows of a metrics file; the last line may have been cut by a kill, and none before it."""
+    lines, rows = read_text(path).splitlines(), []
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(parse_json(line, path))
+            rows.append(_checked(parse_json(line, path)))
         except WeftError:
-            break
+            if number < len(lines):
+                raise WeftError(
+                    f"{path}: line {number} is no row of a log; mend or remove that line, or move the file away."
+                ) from None
     return rows
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    kind = row.get("kind") if isinstance(row, dict) else None
+    if not isinstance(kind, str) or not isinstance(row.get("epoch" if kind == "epoch" else "step"), int | float):
+        raise WeftError("no row of a log")
+    return row
 
 
 def _is_before(row: dict[str, Any], progress: RunProgress) -> bool:

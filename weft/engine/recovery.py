@@ -30,7 +30,7 @@ def roll_back(run: TrainingRun, failure: StepFailed) -> None:
     text = _describe(run, failure, file)
     skipped, micro_batch = [*run.progress.skipped, step], run.progress.micro_batch
     if len(skipped) > MAX_SKIPPED:
-        run.world.fail(WeftError(f"{text}. {len(skipped)} batches have failed in this way; try a smaller --optim.lr."))
+        run.world.fail(WeftError(f"{text}. {len(skipped)} batches have failed in this way; {_advice(step, skipped)}."))
     restore(run)
     run.progress.skipped, run.progress.micro_batch = skipped, micro_batch  # which may be smaller since
     run.event(f"{text}: back to step {run.progress.step}, without that batch")
@@ -43,6 +43,12 @@ def _describe(run: TrainingRun, failure: StepFailed, file: Path) -> str:
         f"step {pending.step}: the loss is {report.loss:.3g}, its gradient {report.grad_norm:.3g}"
         f" (learning rate {pending.lr:.2g}; files {', '.join(names[:3])}, ... in {file})"
     )
+
+
+def _advice(step: int, skipped: list[int]) -> str:
+    if step < len(skipped):  # not one step was done
+        return "nothing was learned before, so look at the weights it begins with (--init), and at the pictures"
+    return "try a smaller --optim.lr"
 
 
 def dump_batch(run: TrainingRun, step: int, batch: Batch) -> Path:

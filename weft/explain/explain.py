@@ -93,6 +93,7 @@ class _Analysis:
     def begin(self) -> None:
         """Chooses the layer of Grad-CAM, and notes what does not apply to this model."""
         subject, model, notes = self.subject, self.model, self.notes
+        self._check_answers()
         if not subject.scores_classes:
             notes.append("Grad-CAM needs one score for a picture, which a detector does not give.")
         elif not self.explanation.layers:
@@ -101,6 +102,15 @@ class _Analysis:
         if not self.has_attention:
             notes.append("None of the model's layers has attention that can be read.")
         notes += [f"{name_in_trunk(model, name)}: {why}" for name, why in left_out(model).items()]
+
+    def _check_answers(self) -> None:
+        """Raises where the model says nothing: every map of it would be empty, or no number."""
+        if not self.subject.per_picture or not self.batches:
+            return
+        with torch.no_grad():
+            answers = self.model(self.subject.see(self.batches[0].pictures[:1]))
+        if not answers.isfinite().any():
+            raise WeftError(f"{self.subject.name}: its answer is no number; its weights are damaged, or far too large.")
 
     def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """The part of the work that each step belongs to, and the step; notes on what does not apply come first."""

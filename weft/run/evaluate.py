@@ -16,7 +16,7 @@ from weft.data.split import load_split, stored_fingerprint
 from weft.documents import read_json
 from weft.errors import WeftError, check_choice
 from weft.run.data import is_there, relocated
-from weft.run.predictor import Predictor
+from weft.run.predictor import Predictor, is_finite
 from weft.tasks.registry import task_class
 from weft.words import shell
 
@@ -29,19 +29,27 @@ def evaluate(
     batch: int = 0,
     workers: int = -1,
     progress: Progress | None = None,
+    unreadable: list[str] | None = None,
 ) -> Any:
     """The model's answers to the pictures at `indices`, next to the truth, which is matched by class name.
 
-    Returns the `Evaluation` of the model's task. Pictures that cannot be read are left out, as in training.
+    Returns the `Evaluation` of the model's task. Pictures that cannot be read are left out, as in training; their names
+    are added to `unreadable`. Raises where not one answer is made of numbers: nothing was measured then.
     """
     task = predictor.task
     if source.task != task.name:
         wanted = task_class(source.task).purpose
         raise WeftError(f"{source.root} is data to {wanted}; the model was trained to {task.purpose}.")
-    collector = task.collector(source, indices)
+    collector, finite, answered = task.collector(source, indices), False, False
     for read in predictor.read(collector.source, indices, batch, workers, progress):
+        if unreadable is not None:
+            unreadable += [source.names[index] for index, _ in read.bad]
         if len(read.pictures):
-            collector.update(predictor.infer(read.pictures), read)
+            answers = predictor.infer(read.pictures)
+            finite, answered = finite or any(map(is_finite, answers)), True
+            collector.update(answers, read)
+    if answered and not finite:
+        raise WeftError("Not one answer of the model is a number: its weights are damaged, or far too large.")
     return collector.evaluation()
 
 

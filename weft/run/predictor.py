@@ -125,7 +125,7 @@ class Predictor:
         try:
             answers = self.infer(pictures)
             answers = list(answers.float().cpu() if isinstance(answers, Tensor) else answers)  # the host waits once
-            return [answer if _is_finite(answer) else "the model's answer is no number" for answer in answers]
+            return [answer if is_finite(answer) else "the model's answer is no number" for answer in answers]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -180,7 +180,7 @@ class Predictor:
         )
 
 
-def _is_finite(answer: Any) -> bool:
+def is_finite(answer: Any) -> bool:
     """Whether a task's answer to one picture, a tensor or several by name, is made of numbers."""
     parts = answer.values() if isinstance(answer, Mapping) else [answer]
     return all(bool(part.isfinite().all()) for part in parts if isinstance(part, Tensor))

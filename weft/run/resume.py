@@ -11,6 +11,7 @@ from weft.data.sources.source import Source, fingerprint
 from weft.data.split import load_split
 from weft.documents import read_json
 from weft.engine.device import World, process_group
+from weft.engine.log import METRICS, read_rows
 from weft.engine.start import RunStart
 from weft.engine.state import STATE, read_header
 from weft.errors import WeftError
@@ -68,6 +69,8 @@ def resume_run(folder: Path, given: dict[str, Any], *, allow_changes: bool, quie
     with process_group() as world:
         with world.propagate_errors():
             header = read_header(folder)
+            if (folder / METRICS).exists():
+                read_rows(folder / METRICS)  # one that is damaged is refused before anything changes
             config, changed = change_settings(folder, given)
             changes = [f"{key}: {given[key]!r}" for key in changed if key not in MAY_MOVE]
         with start.phase("listing"):
