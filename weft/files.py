@@ -53,6 +53,27 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: dict[st
         raise OSError(errno.EIO, str(error), str(path)) from error
 
 
+@contextlib.contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """Makes a folder, which may be there if it is empty; where what fills it fails, all is as it was before."""
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in list(folder.iterdir()):
+                path.unlink()
+            if not existed:
+                folder.rmdir()
+        raise
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a training, finished or not."""
+    return (folder / "config.yaml").is_file() and ((folder / "state").is_dir() or (folder / "split.json").is_file())
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -38,7 +38,14 @@ def place(tmp_path, monkeypatch, model):
     shutil.copytree(tmp_path / "data", tmp_path / "more")
     shutil.copytree(model, tmp_path / "model")
     (tmp_path / "model" / "report.html").write_text(render("explain.html.j2", explanations=[], sections=[]))
+    (tmp_path / "run" / "state").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("data:\n  source: elsewhere\n")
+    shutil.copy(tmp_path / "model" / "report.html", tmp_path / "run" / "report.html")
     (tmp_path / "thesis.txt").write_text("three years")
+    shutil.copy(tmp_path / PICTURE, tmp_path / "photo")
+    (tmp_path / "damaged.JPG").write_text("no longer a picture")
+    (tmp_path / "mine.csv").write_text("name,rmse,error\na,0.25,0.5\n")
+    (tmp_path / "mine.json").write_text('[{"image_id": 1, "file_name": "a.png", "my": "notes"}]')
     (tmp_path / "link").symlink_to("thesis.txt")
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -56,17 +63,25 @@ REFUSED = {
     "a picture": ([*PREDICT, "data/class 0", "--csv", PICTURE], "lies inside the data"),
     "a picture that was named": ([*PREDICT, PICTURE, "--json", PICTURE], "lies inside the data"),
     "a picture of a pattern": ([*PREDICT, "data/class ?/*.png", "--csv", PICTURE], "lies inside the data"),
+    "a picture beside one that was named": ([*PREDICT, PICTURE, "--csv", "data/class 0/1.png"], "lies inside the data"),
+    "a new file beside a picture that was named": ([*PREDICT, PICTURE, "--csv", "data/class 0/new.csv"], "the data"),
+    "a new folder beside a picture": (["explain", "model", PICTURE, "--out", "data/class 0/new"], "the data"),
     "a new file in the data": ([*PREDICT, "data", "--csv", "data/answers.csv"], "lies inside the data"),
     "a new folder in the data": (["explain", "model", "data", "--out", "data/new"], "lies inside the data"),
     "a study in the data": (["ablate", "cvt-position", "data", "--out", "data/study"], "lies inside the data"),
     "the table": (["check", "data/labels.csv", "--out", "data/labels.csv"], "lies inside the data"),
-    "a picture of the table": (["check", "data/labels.csv", "--out", PICTURE], "Weft did not write it"),
+    "a picture of the table": (["check", "data/labels.csv", "--out", PICTURE], "is a picture"),
+    "a picture without an ending": ([*PREDICT, "data", "--csv", "photo"], "is a picture"),
+    "a picture that is damaged": (["bench", "cvt_nano", "--json", "damaged.JPG"], "is a picture"),
     "the validation table": (["check", "data", "--data.val", "more/labels.csv", "--out", "more/labels.csv"], "data"),
     "somebody's file": ([*PREDICT, "data", "--csv", "thesis.txt"], "Weft did not write it; choose another name"),
+    "somebody's table": ([*PREDICT, "data", "--csv", "mine.csv"], "Weft did not write it"),
+    "somebody's answers": ([*PREDICT, "data", "--json", "mine.json"], "Weft did not write it"),
     "what a link leads to": ([*PREDICT, "data", "--csv", "link"], "Weft did not write it"),
     "somebody's page": (["check", "data", "--out", "thesis.txt"], "Weft did not write it"),
     "somebody's numbers": (["bench", "cvt_nano", "--json", "thesis.txt"], "Weft did not write it"),
-    "the report of a run": (["check", "data", "--out", "model/report.html"], "Weft did not write it"),
+    "the report of a run": (["check", "data", "--out", "run/report.html"], "part of the run"),
+    "the state of a run": (["bench", "cvt_nano", "--json", "run/state/../config.yaml"], "part of the run"),
     "part of the model": ([*PREDICT, "data", "--json", "model/config.json"], "part of the run"),
     "a pipe": ([*PREDICT, "data", "--csv", "pipe"], "no file"),
     "a device": ([*PREDICT, "data", "--csv", "/dev/null"], "no file"),
@@ -74,12 +89,13 @@ REFUSED = {
 }
 MAY_BE_FORCED = {
     "somebody's file",
-    "the report of a run",
+    "somebody's table",
+    "somebody's answers",
     "what a link leads to",
     "somebody's page",
     "somebody's numbers",
 }
-HAS_NO_FORCE = {"a new folder in the data", "a study in the data"}
+HAS_NO_FORCE = {"a new folder beside a picture", "a new folder in the data", "a study in the data"}
 CASES = [(case, False) for case in REFUSED]
 CASES += [(case, True) for case in REFUSED if case not in MAY_BE_FORCED | HAS_NO_FORCE]
 
@@ -89,8 +105,31 @@ def test_nothing_of_others_is_overwritten(command, place, case, forced):
     args, words = REFUSED[case]
     before = content(place)
     answer = command(*args, *["--force"] * forced)
-    refused(answer, "is one of the pictures" if forced and case == "a picture of the table" else words)
+    refused(answer, words)
     assert content(place) == before
+
+
+def test_what_a_table_names_is_not_replaced_even_if_it_does_not_look_like_a_picture(command, place):
+    (place / "raw").write_text("not a picture any more")
+    (place / "table.csv").write_text(
+        LABELS.replace("path,label\n", "path,label\nraw,0\n").replace("class", "data/class")
+    )
+    before = content(place)
+    refused(command("check", "table.csv", "--out", "raw", "--force"), "is one of the pictures")
+    assert content(place) == before
+
+
+@pytest.mark.parametrize("folder", ["data/class 0", "alone"])
+def test_answers_may_lie_beside_a_picture_in_the_working_directory_or_one_that_is_alone(
+    command, place, monkeypatch, folder
+):
+    (place / "alone").mkdir()
+    shutil.copy(place / PICTURE, place / "alone" / "0.png")
+    there = "." if folder != "alone" else "../../alone"
+    monkeypatch.chdir(place / "data" / "class 0")
+    code, _, err = command("predict", place / "model", f"{there}/0.png", "--csv", f"{there}/a.csv", "--device", "cpu")
+    assert code == 0, err
+    assert (place / folder / "a.csv").is_file()
 
 
 @pytest.mark.parametrize(
@@ -134,28 +173,73 @@ def test_force_replaces_what_a_link_leads_to(command, place):
     assert (place / "thesis.txt").read_text().startswith("name,label_1,")
 
 
+def answers():
+    """Each task's answers as text: as they usually are, with odd names, none, of pictures that cannot be read."""
+    found = GivenPictures([np.zeros((8, 8, 3), np.uint8)] * 2)
+    odd, error = 'a "b",\r\nc\\ \u2028 \udc80', "no such file or folder"
+    square, box = np.zeros((8, 8), np.uint8), np.array([[0, 0, 4, 4]], np.float32)
+    square[0] = 1
+    object_ = [np.zeros(1, np.int64), np.ones(1, np.float32)]
+    for names in (["x", odd], [odd, "x"]):
+        for top in (1, 2, 5000):
+            labels = [f"{odd} {i}" for i in range(top)]
+            yield LabelWriter(top), [Prediction(name, labels, [1e-9] * top) for name in names]
+        yield LabelWriter(5), [Prediction(name, ["a", "b"], [0.9, 0.1]) for name in names]
+        yield LabelWriter(2), [Prediction(name, [], [], error) for name in names]
+        masks = [MaskPrediction(names[0], square), MaskPrediction(names[1], None, error)]
+        for some in (masks, masks[::-1], [masks[1]] * 2, [MaskPrediction(names[0], square * 0)] * 2):
+            found.names = [mask.name for mask in some]
+            yield MaskWriter(["a", odd, "rmse"], None, found, None, 2, [0, 1, 2], False), some  # type: ignore[arg-type]
+        boxes = [ObjectPrediction(name, box, *object_, size=(8, 8)) for name in names]
+        shapes = [{"size": [8, 8], "counts": "0" * outputs.BEGINNING}]
+        masked = [ObjectPrediction(name, box, *object_, shapes, size=(8, 8)) for name in names]
+        for some in (boxes, masked, [ObjectPrediction(name, size=(8, 8)) for name in names]):
+            yield ObjectWriter(["a"], None, found, None, score=0.5, most=100), some  # type: ignore[arg-type]
+
+
+OTHERS = [  # of others, though they resemble ours
+    *("name,age\nx,7\n", "name,error\r\na,\r\n", "name,rmse,error\r\n", "name,rmse,error\r\na,0.25,0.5\r\n"),
+    *("name,rmse,error\r\na,0.25,\r\n", "name,rmse,error\r\na,,0.5\r\n", "name,mae,rmse,error\r\na,0.25,0.5,\r\n"),
+    *(
+        "name,label_2,probability_1,error\r\n",
+        "name,label_1,error\r\n",
+        "name,class,score,error\r\n",
+        "name,",
+        'name,"error',
+    ),
+    *(
+        '[{"name": "x", "age": 7}]',
+        "[]",
+        "[ ]\n",
+        "[]\n[]\n",
+        "{}",
+        '[{"image_id": 1, "file_name": "x", "my": "notes"}]',
+    ),
+    *(
+        '[\n {\n  "image_id": 1,\n  "file_name": "x",\n  "my": 1\n }\n]\n',
+        '[{"name": "x", "labels": ["a"], "notes": ""}]',
+    ),
+    *('[\n  {\n    "name": "x",\n    "labels": [\n      "a"\n    ],\n    "notes": []\n  }\n]\n',),
+    *("<!doctype html><title>mine</title>", LABELS),
+]
+
+
 def test_all_that_is_written_is_recognised_and_nothing_else(tmp_path):
-    found = GivenPictures(np.zeros((8, 8, 3), np.uint8))
-    labels, masks, objects = LabelWriter(2), MaskWriter(["a", "b"], None, found, None, 2, [0, 1], False), None  # type: ignore[arg-type]
-    labels.add(0, Prediction("x", ["a", "b"], [0.9, 0.1]))
-    masks.add(0, MaskPrediction("x", np.zeros((8, 8), np.uint8)))
-    objects = ObjectWriter(["a"], None, found, None, score=0.5, most=100)  # type: ignore[arg-type]
-    box = np.array([[0, 0, 4, 4]], np.float32)
-    objects.add(0, ObjectPrediction("x", box, np.zeros(1, np.int64), np.ones(1, np.float32), size=(8, 8)))
-    nothing = ObjectWriter(["a"], None, found, None, score=0.5, most=100)  # type: ignore[arg-type]
-    nothing.add(0, ObjectPrediction("x", size=(8, 8)))
-    texts = [writer.close() for writer in (labels, masks, objects, nothing)]
+    texts = []
+    for writer, predictions in answers():
+        for index, prediction in enumerate(predictions):
+            writer.add(index, prediction)
+        texts.append(writer.close())
     written = {(outputs.TABLE, text.csv) for text in texts} | {(outputs.PREDICTIONS, text.json) for text in texts}
     written.add((outputs.MEASUREMENTS, json.dumps({**facts(), "rows": []}, indent=2)))
     source = open_source(str(make_pictures(tmp_path / "data", each=1)))
     write_page(check(source, None), source, tmp_path / "page.html")
     written.add((outputs.PAGE, (tmp_path / "page.html").read_text()))
     others = [render("explain.html.j2", explanations=[], sections=[])]  # another page, which `check` does not replace
-    others += ["name,age\nx,7\n", '[{"name": "x", "age": 7}]', "<!doctype html><title>mine</title>", "{}", LABELS]
     for ours, text in written:
-        (tmp_path / "file").write_text(text)
+        (tmp_path / "file").write_text(text, errors="backslashreplace")
         assert outputs._begins(tmp_path / "file", ours), text[:200]
-    for text in [*others, *(path.read_text() for path in ROOT.glob("*.md"))]:
+    for text in [*others, *OTHERS, *(path.read_text() for path in ROOT.glob("*.md"))]:
         (tmp_path / "file").write_text(text)
         kinds = outputs.PAGE, outputs.TABLE, outputs.PREDICTIONS, outputs.MEASUREMENTS
         assert not any(outputs._begins(tmp_path / "file", ours) for ours in kinds), text[:200]

@@ -477,6 +477,28 @@ def test_a_full_disk_keeps_nothing_by_halves(command, monkeypatch, run, small_di
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_an_explanation_that_does_not_fit_on_the_disk_leaves_nothing(
+    command, monkeypatch, pictures, run, tmp_path, there
+):
+    """And what others lay there is not touched: the folder was empty."""
+
+    def full(path, text):
+        assert list(path.parent.glob("*.png"))  # there is something to be removed
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("weft.explain.page.write_text", full)
+    out = tmp_path / "out"
+    refused(command("explain", run, pictures, "--out", out, "--device", "cpu"), "No space left on device")
+    assert not out.exists()
+    if there:
+        out.mkdir()
+    with pytest.raises(OSError, match="No space"):
+        weft.load(run, "cpu").explain(pictures).write(out)
+    assert out.exists() == there
+    assert not there or not list(out.iterdir())
+
+
 def test_where_explain_cannot_write_is_said_before_it_computes(command, monkeypatch, pictures, run, tmp_path):
     (tmp_path / "FILE").write_text("x")
     monkeypatch.setattr("weft.explain.compare.explain_subjects", lambda *args, **options: pytest.fail("it computes"))

@@ -162,6 +162,22 @@ def test_overwrite_replaces_a_model_and_nothing_else(tmp_path):
     with pytest.raises(weft.WeftError, match=r"config.json is damaged"):
         large.save_pretrained(tmp_path / "m")
     assert (tmp_path / "m" / "config.json").read_text() == '{"mine": 1}'
+    with pytest.raises(weft.WeftError, match=r"precious.txt already exists"):
+        weft.save_model(large, tmp_path / "m" / "precious.txt", overwrite=True)
+
+
+@pytest.mark.parametrize("part", ["state", "split.json"])
+def test_the_model_of_a_run_is_not_replaced(tmp_path, part):
+    small, large = (timm.create_model("cvt_nano", num_classes=n) for n in (2, 3))
+    weft.save_model(small, tmp_path)
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / part).mkdir() if part == "state" else (tmp_path / part).write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(weft.WeftError, match="is a run"):
+        weft.save_model(large, tmp_path, overwrite=True)
+    with pytest.raises(weft.WeftError, match="is a run"):
+        large.save_pretrained(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", NANO)

@@ -94,7 +94,7 @@ def bench(
     as_json
         Write the numbers to this file, with machine, versions and settings; - for standard output.
     force
-        Replace that file even where Weft did not write it.
+        Replace that file even where Weft did not write it. Pictures and runs are never replaced.
     compare
         Train the models on these pictures, and compare what they reach.
     epochs

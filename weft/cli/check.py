@@ -28,7 +28,7 @@ def check(
     out
         Also write a page with the pictures concerned, such as check.html.
     force
-        Replace that page even where Weft did not write it.
+        Replace such a file even where Weft did not write it. Pictures and runs are never replaced.
     as_json
         Print one JSON object instead of a table.
     quick

@@ -15,6 +15,7 @@ from weft.explain.page import write_explanation
 from weft.explain.pictures import MOST, find_masks
 from weft.explain.similarity import Similarity
 from weft.explain.subject import Subject
+from weft.files import filling
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Explained:
         """Figures, numbers and the page explain.html, whose path is returned, into a new or empty folder."""
         folder = Path(folder)
         check_writable(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        return write_explanation(folder, self.explanations, self.exhibits(), self.cross, progress)
+        with filling(folder):
+            return write_explanation(folder, self.explanations, self.exhibits(), self.cross, progress)
 
 
 def explain_subjects(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.documents import read_json
 from weft.errors import WeftError, check_writable
-from weft.files import write_atomic, write_tensors
+from weft.files import is_run, write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
 from weft.models.weights.convert import load_weights
@@ -42,15 +42,17 @@ def save_model(
 ) -> Path:
     """Writes `model` into a new or empty `folder`, with the names of its classes where they are given.
 
-    With `overwrite`, a model that lies there is replaced; other files stay.
+    With `overwrite`, a model that lies there is replaced, unless it is that of a run; other files stay.
 
     `timm.create_model("local-dir:FOLDER", pretrained=True)` opens it once Weft is imported. The configuration is
     written last, and each file under a temporary name first, so a folder with a `config.json` is complete.
     """
     folder = Path(folder)
     hybrid = _check_savable(model)
-    if not overwrite:
+    if not overwrite or (folder.exists() and not folder.is_dir()):
         check_writable(folder)
+    elif is_run(folder):
+        raise WeftError(f"{folder} is a run, whose report and state belong to its own model; choose another place.")
     elif (folder / "config.json").exists():
         read_model_config(folder)  # raises where it is not that of a model
     folder.mkdir(parents=True, exist_ok=True)
