@@ -490,7 +490,8 @@ def test_an_explanation_that_does_not_fit_on_the_disk_leaves_nothing(
     monkeypatch.setattr("weft.explain.page.write_text", full)
     out = tmp_path / "out"
     code, _, err = command("explain", run, pictures, "--out", out, "--device", "cpu")
-    assert code and err.splitlines()[-1].endswith("explain.json: No space left on device.")
+    assert code
+    assert err.splitlines()[-1].endswith("explain.json: No space left on device.")
     assert not out.exists()
     if there:
         out.mkdir()
