@@ -83,7 +83,10 @@ def test_a_curve_of_fewer_pictures_is_told():
     assert not any(words in line for line in outlook(finished(0.7, 50, scores=(0.5, 0.6))))
 
 
-@pytest.mark.parametrize(("scores", "rising"), [((0.1, 0.4, 0.7), True), ((0.1, 0.68, 0.7), False), ((0.7,), False)])
+@pytest.mark.parametrize(
+    ("scores", "rising"),
+    [((0.1, 0.4, 0.7), True), ((0.1, 0.68, 0.7), False), ((0.5, 0.6, 0.7, 0.62), False), ((0.7,), False)],
+)
 def test_a_curve_that_still_rises_is_told(scores, rising):
     assert any("still rises" in line for line in outlook(finished(0.7, 50, scores=scores))) == rising
 

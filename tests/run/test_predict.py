@@ -343,7 +343,7 @@ def test_run_is_computed_as_it_was_validated(run, tmp_path):
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
-def test_mirrored_pictures_count_as_much(tmp_path):
+def test_mirrored_pictures_count_as_much(tmp_path, command):
     """`test.flip`: the mean of the logits of both, in training's validation, `weft eval`, and wherever the run goes."""
     data = make_pictures(tmp_path / "data", side=24)
     run = tiny_run(data, tmp_path / "run", img_size=24, test__flip=True, augment__flip=0.0).folder
@@ -362,6 +362,9 @@ def test_mirrored_pictures_count_as_much(tmp_path):
         (tmp_path / "folder").mkdir(exist_ok=True)
         shutil.copy(run / name, tmp_path / "folder")
     torch.testing.assert_close(weft.load(tmp_path / "folder").infer(seen), trained.infer(seen))
+    said = json.loads(command("eval", run, "--json", "--flip")[1])
+    assert said["notes"] == ["Used with test.flip True."]
+    assert said["loss"] == pytest.approx(last["val_loss"])
 
 
 def test_answers_that_are_no_numbers_measure_nothing(tmp_path, command):

@@ -69,6 +69,7 @@ def evaluate(
     predictor = load(run, device, settings)
     source, indices, what = find_pictures(run, data, split)
     source, indices, notes = in_models_classes(predictor, source, indices, _renamed(classes))
+    notes = [f"Used with {', '.join(f'{key} {value}' for key, value in settings.items())}."] * bool(settings) + notes
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
         unreadable: list[str] = []
         about: Any = dict(workers=workers, progress=progress, unreadable=unreadable)
@@ -131,7 +132,7 @@ def predict(
     workers
         Processes that read pictures; -1: from the machine.
     keys
-        Segmentation, detection: settings of how the model is used, such as --test.flip.
+        Settings of how the model is used, such as --test.flip, which is the one that a classifier has.
     """
     if not pictures:
         raise WeftError("No pictures given; name files, folders or patterns.")

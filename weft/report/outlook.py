@@ -45,10 +45,13 @@ def finds_nothing(metrics: dict[str, Any]) -> bool:
 
 
 def rises(rows: list[dict[str, Any]]) -> bool:
-    """Whether the score gained much in the last third of the validations, which learn least where a run was long."""
+    """Whether the score gained much in the last third of the validations, which learn least where a run was long.
+
+    The last one counts, not the best: a curve that came down again does not rise.
+    """
     name = next((f"val_{name}" for name in SCORES if any(f"val_{name}" in row for row in rows)), "")
     scores = [row[name] for row in rows if row.get(name) is not None]
-    return len(scores) >= 3 and max(scores) - scores[2 * len(scores) // 3 - 1] > STEEP
+    return len(scores) >= 3 and scores[-1] - scores[2 * len(scores) // 3 - 1] > STEEP
 
 
 def fewer_validated(run: RunReport) -> list[str]:
