@@ -29,7 +29,7 @@ serve: $(INSTALLED) ## a page and an HTTP interface at http://127.0.0.1:8000, wi
 fuzz: $(INSTALLED) ## 10,000 mutated pictures and requests against the server: no crash, no leak, no 500 (some minutes)
 	$(BIN)/python -m tests.helpers.fuzz 10000
 
-test: lint timm-tests ## lint, types and tests (about ten minutes on two cores)
+test: lint timm-tests ## lint, types and tests (ten to twenty minutes on two cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: lint timm-tests ## everything: all sizes in timm's own tests, all switches in the compilers
