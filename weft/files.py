@@ -55,14 +55,15 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: dict[st
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """Makes a folder, which may be there if it is empty; where what fills it fails, all is as it was before."""
+    """Makes a folder, which may be there; where what fills it fails, what was made is gone, and nothing else."""
     existed = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    before = {*folder.iterdir()}
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            for path in list(folder.iterdir()):
+            for path in {*folder.iterdir()} - before:
                 path.unlink()
             if not existed:
                 folder.rmdir()
