@@ -191,7 +191,9 @@ class RunConfig:
     seed: int = key(0, "of everything random", least=0, below=2**63)
     ema: float = key(0.0, "decay of the weight average, such as 0.9998; 0: off", least=0, below=1)
     ema_eval: bool = key(True, "evaluate and keep the average rather than the raw weights")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "auto: bf16 on GPUs that have it, else fp32")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = key(
+        "auto", "auto: bf16 on GPUs that have it, and on CPUs where minutes are given and it is faster; else fp32"
+    )
     compile: bool = key(False, "torch.compile the training step's model")
     fast: bool = key(True, "GPU: fused forms of the model's blocks; see weft.fast")
     replay: bool = key(

@@ -58,6 +58,7 @@ class RunProgress:
     closing_seconds: float = 0.0  # ... and of what follows the last one: only where there are minutes
     seconds: float = 0.0  # of work so far, in all sessions
     micro_batch: int = 0  # pictures at once on one device
+    bf16: bool = False  # on a CPU that was found to be faster so
     skipped: list[int] = field(default_factory=list)  # steps whose batch gave no finite gradient
     bad: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling of fp16

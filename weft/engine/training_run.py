@@ -66,6 +66,11 @@ class TrainingRun:
         val, some = self.split.val, self.progress.validation_pictures
         return val[np.linspace(0, len(val) - 1, some).round().astype(int)] if some else val
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Has matrix products run in another type from here on; resumed runs go on in it."""
+        self.dtype = self.task.dtype = dtype
+        self.progress.bf16 = dtype == torch.bfloat16
+
     def elapsed(self) -> float:
         """Seconds of work in this run, in all its sessions."""
         return self.progress.seconds + time.monotonic() - self.saved_at

@@ -26,7 +26,7 @@ from weft.documents import to_json
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import restore
 from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
-from weft.engine.fit_machine import compile_kernels, find_micro_batch, train_plainly
+from weft.engine.fit_machine import choose_precision, compile_kernels, find_micro_batch, train_plainly
 from weft.engine.kept import keep
 from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard_writer
 from weft.engine.loop import Trainer
@@ -120,6 +120,7 @@ class RunSession:
             trainer.distribute()
         if self.config.run.minutes:
             with self.start.phase("trial"):
+                choose_precision(trainer)
                 fit_into_time(trainer)
         with self.start.phase("saving"):
             trainer.run.facts = self.facts()
@@ -154,6 +155,8 @@ class RunSession:
         """Goes back to the last saved state; settings that were changed on purpose hold from there on."""
         trainer, planned = self.trainer, self.trainer.progress.total_steps
         restore(trainer.run)
+        if trainer.progress.bf16 and self.world.device.type == "cpu" and self.config.run.precision == "auto":
+            trainer.run.compute_in(torch.bfloat16)
         if {"run.epochs", "run.steps"} & {*changed}:
             trainer.progress.total_steps = planned
         heed_lack_of_memory(trainer.run)
