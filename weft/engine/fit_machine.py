@@ -111,7 +111,9 @@ def choose_precision(trainer: Trainer) -> None:
     if not torch.cpu._is_avx512_bf16_supported():
         return
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
-    times = {dtype: _pass_seconds(trainer, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    times = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    for _ in range(TRIED_TIMES):  # in turn, so that a slow moment of the machine hits both
+        times = {dtype: min(best, _pass_seconds(trainer, dtype)) for dtype, best in times.items()}
     trainer.optimizer.zero_grad(set_to_none=True)
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
     gain = times[torch.float32] / times[torch.bfloat16]
@@ -121,18 +123,16 @@ def choose_precision(trainer: Trainer) -> None:
 
 
 def _pass_seconds(trainer: Trainer, dtype: torch.dtype) -> float:
-    """The quickest of a few training passes of some pictures; infinite where they cannot be computed so."""
+    """Seconds of a training pass of some pictures; infinite where they cannot be computed so."""
     trainer.run.compute_in(dtype)
     trainer.model.train(not trainer.config.model.frozen_mode)
-    batch, seconds = trainer.task.dummy_batch(min(TRIED_PICTURES, trainer.progress.micro_batch)), math.inf
-    for _ in range(TRIED_TIMES):
-        begin = time.perf_counter()
-        try:
-            loss, _ = trainer.gradients(0, batch).tolist()
-        except RuntimeError:  # an operation that does not know the type
-            return math.inf
-        seconds = min(seconds, time.perf_counter() - begin if math.isfinite(loss) else math.inf)
-    return seconds
+    batch = trainer.task.dummy_batch(min(TRIED_PICTURES, trainer.progress.micro_batch))
+    begin = time.perf_counter()
+    try:
+        loss, _ = trainer.gradients(0, batch).tolist()
+    except RuntimeError:  # an operation that does not know the type
+        return math.inf
+    return time.perf_counter() - begin if math.isfinite(loss) else math.inf
 
 
 def _fits(trainer: Trainer, pictures: int) -> bool:
