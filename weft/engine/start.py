@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.engine.without_compiler import importing_without_compiler
+from weft.words import clean
+
 IMPORTED = time.monotonic()
 SLOW_IMPORT = 60.0  # seconds from the start of a process to here that are still believed
 
@@ -25,11 +28,17 @@ class RunStart:
 
     began: float = field(default_factory=time.monotonic)
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds after `began`: from, to
+    speaks: bool = False  # whether somebody waits at a terminal, or reads a log, while torch is imported
 
     @classmethod
     def of_command(cls) -> "RunStart":
         """From the moment somebody pressed Enter; from now where the process has had another life, with torch in it."""
-        return cls() if "torch" in sys.modules else cls(process_began())
+        return cls() if "torch" in sys.modules else cls(process_began(), speaks=os.environ.get("RANK", "0") == "0")
+
+    def announce(self, what: str) -> None:
+        """Says a line before the silence of imports, which may last for a minute where a machine is busy."""
+        if self.speaks and what:
+            print(f"{clean(what)}: starting", flush=True)
 
     def seconds(self) -> float:
         return time.monotonic() - self.began
@@ -48,7 +57,7 @@ class RunStart:
         was_on = gc.isenabled()
         gc.disable()
         try:
-            with self.phase("imports"):
+            with self.phase("imports"), importing_without_compiler():
                 yield
         finally:
             if was_on:
