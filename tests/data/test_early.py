@@ -114,7 +114,7 @@ def test_what_is_kept_is_the_same_with_it(source, channels):
 )
 def test_a_preprocessing_knows_what_it_leaves_as_it_is(source, how, leaves):
     assert how.leaves([10, 12]) == leaves
-    picture = torch.from_numpy(decode(source.open(0), channels=3)).permute(2, 0, 1)
+    picture = torch.tensor(decode(source.open(0), channels=3)).permute(2, 0, 1)
     assert torch.equal(how.picture(source.open(0)), picture) == leaves
 
 

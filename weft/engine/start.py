@@ -28,16 +28,16 @@ class RunStart:
 
     began: float = field(default_factory=time.monotonic)
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds after `began`: from, to
-    speaks: bool = False  # whether somebody waits at a terminal, or reads a log, while torch is imported
+    of_process: bool = False  # whether the process is the command's own, and has imported nothing heavy yet
 
     @classmethod
     def of_command(cls) -> "RunStart":
         """From the moment somebody pressed Enter; from now where the process has had another life, with torch in it."""
-        return cls() if "torch" in sys.modules else cls(process_began(), speaks=os.environ.get("RANK", "0") == "0")
+        return cls() if "torch" in sys.modules else cls(process_began(), of_process=True)
 
     def announce(self, what: str) -> None:
         """Says a line before the silence of imports, which may last for a minute where a machine is busy."""
-        if self.speaks and what:
+        if self.of_process and what and os.environ.get("RANK", "0") == "0":
             print(f"{clean(what)}: starting", flush=True)
 
     def seconds(self) -> float:
@@ -57,7 +57,9 @@ class RunStart:
         was_on = gc.isenabled()
         gc.disable()
         try:
-            with self.phase("imports"), importing_without_compiler():
+            # Who calls `weft.train` may have threads that compile; a process of the command has not.
+            lightly = importing_without_compiler() if self.of_process else contextlib.nullcontext()
+            with self.phase("imports"), lightly:
                 yield
         finally:
             if was_on:
