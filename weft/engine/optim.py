@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.config import OptimConfig
-from weft.engine.without_compiler import uncompiled
 from weft.errors import WeftError, did_you_mean
 
 # Optimiser ------------------------------------------------------------------------------------------------------
@@ -40,12 +39,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch: int) -> torch.o
     fused = kinds <= {"cpu", "cuda"}  # one kernel; the same result every time
     if config.name == "adamw":
         first, second = config.betas
-        adamw: Any = uncompiled(torch.optim.AdamW)
-        how: Any = dict(betas=(first, second), eps=config.eps, fused=fused, capturable=kinds == {"cuda"})
-        return adamw(groups, lr=lr, **how)
+        adamw: Any = dict(betas=(first, second), eps=config.eps, fused=fused, capturable=kinds == {"cuda"})
+        return torch.optim.AdamW(groups, lr=lr, **adamw)
     if config.name == "sgd":
-        sgd: Any = uncompiled(torch.optim.SGD)
-        return sgd(groups, lr=lr, momentum=config.momentum, fused=fused)
+        return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, fused=fused)
     from timm.optim import RMSpropTF
 
     # EfficientNet's RMSProp is TensorFlow's: eps under the root, averages that begin at 1, momentum of scaled steps.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.engine.without_compiler import importing_without_compiler
 from weft.words import clean
 
 IMPORTED = time.monotonic()
@@ -57,9 +56,7 @@ class RunStart:
         was_on = gc.isenabled()
         gc.disable()
         try:
-            # Who calls `weft.train` may have threads that compile; a process of the command has not.
-            lightly = importing_without_compiler() if self.of_process else contextlib.nullcontext()
-            with self.phase("imports"), lightly:
+            with self.phase("imports"):
                 yield
         finally:
             if was_on:
