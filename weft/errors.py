@@ -70,6 +70,16 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
         raise WeftError(f"{name}={value!r} does not exist; choose from {', '.join(map(repr, choices))}.")
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raises unless `folder` holds a run or a model."""
+    if not folder.is_dir():
+        why = "is a file" if folder.exists() else "does not exist"
+        raise WeftError(f"{folder} {why}; give a run or model folder.")
+    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+    if missing:
+        raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
+
+
 def check_writable(folder: Path) -> None:
     """Raises unless `folder` can be made or is an empty folder: nothing is ever overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

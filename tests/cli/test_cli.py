@@ -86,6 +86,49 @@ assert "torch" not in sys.modules and "timm" not in sys.modules
         assert line in done.stdout
 
 
+REFUSED = {
+    "train missing": "missing does not exist",
+    "train empty": "empty",
+    "train": "Say what to train on",
+    "train demo:fashion --epoch 3": "Did you mean --epochs",
+    "train demo:fashion --optim.lrr 3": "optim.lr",
+    "train demo:fashion --recipe cvt-imagenett": "Did you mean",
+    "train demo:fashion --config missing.yaml": "missing.yaml",
+    "train demo:fashion --out taken": "taken already exists",
+    "train --resume missing": "missing has no state to resume from",
+    "predict missing a.jpg": "missing does not exist",
+    "predict empty a.jpg": "empty holds no trained model",
+    "predict model a.jpg --test.flips": "test.flip",
+    "eval missing": "missing does not exist",
+    "eval model empty": "empty",
+    "explain ./missing a.jpg": "does not exist",
+    "explain empty a.jpg": "empty holds no trained model",
+    "export missing": "missing does not exist",
+    "export model --data missing": "missing does not exist",
+    "export model --fixed --size 3": "--size 3",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_needs_no_torch_is_refused_without_it(words, tmp_path):
+    for folder in ("empty", "taken", "model"):
+        (tmp_path / folder).mkdir()
+    for file in ("taken/mine.txt", "model/config.json", "model/model.safetensors"):
+        (tmp_path / file).write_text("{}")
+    code = (
+        f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = {['weft', *words.split()]!r}\n"
+        "from weft.cli.app import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, [name for name in ('torch', 'timm', 'torchvision') if name in sys.modules])"
+    )
+    done = run(code=code)
+    assert done.stdout.splitlines()[-1] == "2 []", done.stdout + done.stderr
+    assert REFUSED[words] in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     "imports",
     [

@@ -27,10 +27,11 @@ from weft.data.read import BadPicture
 from weft.data.sources.open import open_source
 from weft.engine import checkpoint
 from weft.engine.device import fsdp_units, num_parameters, process_group, shard_model
+from weft.engine.lock import STATE, last_lock_holder, locked
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
 from weft.engine.parallel import distribute, reducing
-from weft.engine.state import MEMORY_NOTE, STATE, RunProgress, full_tensor, last_lock_holder, locked, read_header
+from weft.engine.state import MEMORY_NOTE, RunProgress, full_tensor, read_header
 from weft.engine.training_run import step_seed
 from weft.errors import WeftError
 from weft.run import data, session

@@ -170,9 +170,10 @@ from tests.helpers.small_runs import EVERYTHING_RANDOM, TINY, differences, make_
 from weft.cli.app import main
 from weft.data import loader
 from weft.engine import loop
+from weft.engine.lock import STATE
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import STATE, read_header
+from weft.engine.state import read_header
 from weft.files import write_text
 from weft.run.session import RunSession
 

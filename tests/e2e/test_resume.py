@@ -13,8 +13,9 @@ import weft
 from tests.helpers.small_runs import EVERYTHING_RANDOM, differences, make_pictures, processes, start_or_resume, tiny_run
 from weft import WeftError, files
 from weft.engine import loop
+from weft.engine.lock import STATE
 from weft.engine.log import read_rows
-from weft.engine.state import STATE, read_header
+from weft.engine.state import read_header
 from weft.run.resume import read_settings
 
 STEPS = 12  # 29 training pictures, batches of 8, 4 epochs

@@ -1,121 +1,91 @@
-"""What a run finds out about its machine: the type that a CPU multiplies in."""
+"""What is tried before the first step on a GPU, and when that is left out; the GPU's numbers are made up."""
 
-import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-import weft
-from tests.helpers.small_runs import TINY, make_pictures
-from weft.config import Config, override
 from weft.engine import fit_machine
-from weft.engine.fit_machine import choose_precision
-from weft.engine.loop import Trainer
 
-SECONDS = {torch.float32: 0.3, torch.bfloat16: 0.2}
+GB = 10**9
+
+
+def make_trainer(rehearsed: tuple[int, int], micro_batch: int = 0, processes: int = 1) -> SimpleNamespace:
+    """A trainer of a model with a million parameters, 64 pictures for each process."""
+    config = SimpleNamespace(run=SimpleNamespace(batch=64 * processes, micro_batch=micro_batch))
+    progress = SimpleNamespace(micro_batch=64)
+    world = SimpleNamespace(size=processes, all_gather=lambda mine: [mine] * processes)
+    run = SimpleNamespace(rehearsed=rehearsed, progress=progress, ema=None)
+    parameters = [torch.nn.Parameter(torch.zeros(10**6))]
+    about = dict(optimizer=None, model=None, in_lockstep=False, device=torch.device("cuda"), world=world)
+    return SimpleNamespace(run=run, config=config, progress=progress, parameters=parameters, **about)
 
 
 @pytest.fixture
-def timed(monkeypatch):
-    """A CPU with bfloat16, on which passes take as long as a table says; the types of those that were tried."""
-    tried = []
+def tried(monkeypatch) -> list[int]:
+    """Pictures of every trial, on a GPU with 20 GB of which 10 are used by torch and 5 free."""
+    tried: list[int] = []
 
-    def seconds(trainer: Trainer, dtype: torch.dtype) -> float:
-        tried.append(dtype)
-        return SECONDS[dtype]
+    def fits(trainer, pictures):
+        tried.append(trainer.progress.micro_batch)
+        return True
 
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(fit_machine, "_pass_seconds", seconds)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GB, 20 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * GB)
+    monkeypatch.setattr(fit_machine, "_fits", fits)
+    monkeypatch.setattr(fit_machine, "snapshot", lambda *_: {})
+    monkeypatch.setattr(fit_machine, "load_tensors", lambda *_: None)
     return tried
 
 
-def products(monkeypatch) -> list[torch.dtype]:
-    """The types in which the passes of the runs that follow multiply."""
-    seen, add = [], Trainer.add_gradients
-
-    def watch(self: Trainer, *args, **keywords):
-        seen.append(self.task.dtype)
-        return add(self, *args, **keywords)
-
-    monkeypatch.setattr(Trainer, "add_gradients", watch)
-    return seen
-
-
-def train(root, **settings) -> weft.Run:
-    pictures = root / "pictures"
-    if not pictures.exists():
-        make_pictures(pictures)
-    return weft.train(str(pictures), out=str(root / "run"), **{**TINY, "minutes": 0.05, **settings})
-
-
 @pytest.mark.parametrize(
-    ("settings", "gain", "bf16"),
+    ("rehearsed", "trials"),
     [
-        ({}, 1.5, True),
-        ({}, 1.1, False),  # not clearly
-        ({"run__precision": "fp32"}, 1.5, False),  # somebody said so
-        ({"run__deterministic": True}, 1.5, False),
-        ({"minutes": 0, "run__steps": 2}, 1.5, False),  # the same numbers each time
+        ((64, GB), 0),
+        ((64, 5 * GB), 0),  # of 15 GB nine tenths, and of these four: 5.4
+        ((64, 6 * GB), 1),
+        ((32, GB), 1),  # with fewer pictures
+        ((0, 0), 1),  # nothing was rehearsed, or memory did not suffice
     ],
 )
-def test_a_cpu_computes_in_what_is_clearly_faster(settings, gain, bf16, timed, monkeypatch, tmp_path):
-    monkeypatch.setitem(SECONDS, torch.bfloat16, SECONDS[torch.float32] / gain)
-    seen = products(monkeypatch)
-    train(tmp_path, **settings)
-    assert {*seen} == {torch.bfloat16 if bf16 else torch.float32}
-    assert bool(timed) == (settings == {})
+def test_training_that_took_little_memory_is_not_tried_again(tried, rehearsed, trials):
+    trainer = make_trainer(rehearsed)
+    fit_machine.find_micro_batch(trainer)
+    assert tried == [64] * trials
+    assert trainer.progress.micro_batch == 64
 
 
-def test_a_run_goes_on_in_its_type(timed, monkeypatch, tmp_path):
-    """What was found out holds for the whole run, whatever would be found where it goes on."""
-    fit = Trainer.fit
-
-    def stop_at_once(self: Trainer) -> None:
-        self.stop_requested = True
-        fit(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", stop_at_once)
-        assert train(tmp_path).stopped
-    monkeypatch.setitem(SECONDS, torch.bfloat16, math.inf)
-    seen = products(monkeypatch)
-    weft.train(resume=str(tmp_path / "run"), quiet=True)
-    assert seen
-    assert {*seen} == {torch.bfloat16}
+def test_averages_of_large_models_count(tried):
+    trainer = make_trainer((64, 5 * GB))
+    trainer.parameters.append(SimpleNamespace(numel=lambda: 10**8, element_size=lambda: 4))  # 0.4 GB: two averages more
+    fit_machine.find_micro_batch(trainer)
+    assert tried == [64]
 
 
-def test_the_trial_leaves_no_trace_and_tells_types_apart(monkeypatch, tmp_path):
-    """Of real passes: weights, statistics and gradients are as before, and what fails is never chosen."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    found = {}
-    tell = fit_machine.choose_precision
-
-    def watch(trainer: Trainer) -> None:
-        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        tell(trainer)
-        after = trainer.model.state_dict()
-        found["same"] = all(torch.equal(value, after[name]) for name, value in before.items())
-        found["gradients"] = [p.grad for p in trainer.parameters if p.grad is not None]
-        loss = trainer.task.loss
-
-        def fail(*args):
-            if trainer.task.dtype == torch.bfloat16:
-                raise RuntimeError("not implemented for 'BFloat16'")
-            return loss(*args)
-
-        monkeypatch.setattr(trainer.task, "loss", fail)
-        found["failing"] = fit_machine._pass_seconds(trainer, torch.bfloat16)
-        tell(trainer)
-        found["chosen"] = trainer.task.dtype
-
-    monkeypatch.setattr("weft.run.session.choose_precision", watch)
-    train(tmp_path)
-    assert found == {"same": True, "gradients": [], "failing": math.inf, "chosen": torch.float32}
+def test_all_processes_try_where_one_has_to(tried):
+    trainer = make_trainer((64, GB), processes=2)
+    fit_machine.find_micro_batch(trainer)
+    assert not tried
+    answers = iter([[True, False], [True, True]])  # whether it fits easily, then whether it fits
+    trainer.world.all_gather = lambda mine: next(answers)
+    fit_machine.find_micro_batch(trainer)
+    assert tried == [64]
 
 
-def test_other_machines_are_not_tried(timed):
-    for precision in ("bf16", "fp32"):
-        config = override(Config(), {"run.precision": precision, "run.minutes": 1.0})
-        trainer = type("T", (), {"config": config, "device": torch.device("cpu"), "world": type("W", (), {"size": 1})})
-        choose_precision(trainer)  # pyright: ignore[reportArgumentType]
-    assert not timed
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rehearsal_says_what_it_took(monkeypatch, fails):
+    def rehearse(trainer, pictures):
+        if fails:
+            raise torch.OutOfMemoryError("made up")
+
+    trainer = make_trainer((0, 0))
+    trainer.run.screen = SimpleNamespace(say=print)
+    trainer.optimizer = SimpleNamespace(zero_grad=lambda set_to_none: None)
+    monkeypatch.setattr(fit_machine, "_can_rehearse", lambda trainer: True)
+    monkeypatch.setattr(fit_machine, "_pass", rehearse)
+    monkeypatch.setattr(fit_machine, "compile_ahead", lambda dry_run, workers, limit: dry_run())
+    monkeypatch.setattr(fit_machine, "snapshot", lambda *_: {})
+    monkeypatch.setattr(fit_machine, "load_tensors", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * GB)
+    fit_machine.compile_kernels(trainer)  # pyright: ignore[reportArgumentType]
+    assert trainer.run.rehearsed == ((0, 0) if fails else (64, 3 * GB))

@@ -1,5 +1,6 @@
 """Pictures that a run keeps: where its settings say, said in one line, and once for all cells of a study."""
 
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import torch
 
 from tests.helpers.small_runs import differences, make_pictures, tiny_run
 from weft.config import AugmentConfig, Config, DataConfig
+from weft.data import keep as keeping
 from weft.engine import kept
 from weft.engine.log import read_rows
 from weft.errors import WeftError
@@ -27,6 +29,24 @@ def test_pictures_in_memory_change_nothing_but_who_decodes(pictures, tmp_path):
     one = tiny_run(pictures, tmp_path / "no", data__keep="no", **settings).folder
     other = tiny_run(pictures, tmp_path / "memory", data__keep="memory", **settings).folder
     assert not differences(one, other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shares memory by forking")
+@pytest.mark.parametrize("keep", ["device", "memory"])
+def test_pictures_that_were_decoded_early_change_nothing(pictures, tmp_path, monkeypatch, keep):
+    settings = dict(data__keep=keep, data__workers=1, epochs=2)
+    plain = tiny_run(pictures, tmp_path / "plain", **settings).folder
+    monkeypatch.setattr("weft.data.early.FEW", 0)
+    late, real = [], keeping.decode_all
+
+    def decode_late(decode, chosen, **how):
+        late.extend(chosen)
+        return real(decode, chosen, **how)
+
+    monkeypatch.setattr(keeping, "decode_all", decode_late)
+    early = tiny_run(pictures, tmp_path / "early", **settings).folder
+    assert not late
+    assert not differences(plain, early)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +80,7 @@ def test_pictures_are_decoded_once_for_all_cells_of_a_study(pictures, tmp_path, 
     monkeypatch.setattr(kept, "_remembers", True)
     decoded = []
     original = kept._decode
-    monkeypatch.setattr(kept, "_decode", lambda run: decoded.append(1) or original(run))
+    monkeypatch.setattr(kept, "_decode", lambda *run: decoded.append(1) or original(*run))
     for seed, settings in enumerate([{}, {}, {"augment__flip": 0.0}, {"img_size": 20}]):
         tiny_run(pictures, tmp_path / f"run {seed}", epochs=1, seed=seed, data__keep="device", **settings)
     # The split of another seed holds out other pictures.
@@ -89,7 +109,7 @@ def test_unreadable_pictures_are_named_and_stood_in_for(tmp_path):
 
 
 def test_pictures_that_do_not_fit_are_said_so(pictures, tmp_path, monkeypatch):
-    def short_of_memory(run):
+    def short_of_memory(*run):
         raise torch.OutOfMemoryError("CUDA out of memory (made up)")
 
     monkeypatch.setattr(kept, "_decode", short_of_memory)

@@ -28,9 +28,10 @@ from weft import WeftError
 from weft.config import Config, RunConfig, known_keys
 from weft.engine import state
 from weft.engine.device import World
+from weft.engine.lock import locked
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import RunProgress, locked, read_header
+from weft.engine.state import RunProgress, read_header
 from weft.fast.replay import Replayed, replay
 from weft.run import session
 from weft.tasks.classify.task import Classify

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 import weft
 from weft.cli.app import main
-from weft.engine.state import STATE, RunProgress, write_state
+from weft.engine.lock import STATE
+from weft.engine.state import RunProgress, write_state
 
 CVT = dict(embed_dims=[8, 16, 16], depths=[1, 1, 1], num_heads=[1, 2, 2])
 TINY: dict[str, Any] = dict(

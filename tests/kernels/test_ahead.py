@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +46,7 @@ def with_gpu(monkeypatch):
     monkeypatch.setattr(launch, "_device", lambda: 0)
     monkeypatch.setattr(launch, "_stream", lambda device: 0)
     monkeypatch.setattr(launch, "_compiled", {})
+    monkeypatch.setenv("TRITON_CACHE_DIR", os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")))
 
 
 def test_kernels_of_a_dry_run_are_compiled_and_not_launched(with_gpu):
@@ -82,21 +84,28 @@ def test_what_a_pass_launches_backward_is_compiled_in_the_same_way(with_gpu):
 
 
 class Compiled:
-    """A kernel that asks Triton's mode to compile it, as Triton's own do, and leaves a file, as in Triton's cache."""
+    """A kernel that asks Triton's mode to compile it, as Triton's own do, and leaves a file in Triton's cache."""
 
     src = metadata = None
 
     def __init__(self, folder, fails=()):
         self.folder, self.fails, self.kernels = folder, fails, {}
+        os.environ["TRITON_CACHE_DIR"] = str(folder)  # put back by the fixture
 
     def warmup(self, number, grid):
         from triton.runtime import _async_compile
 
         def compile():
+            from triton.runtime.cache import get_cache_manager
+
+            cache, name = get_cache_manager(f"{number:08x}"), f"{number}.json"
+            found = (cache.get_group(name) or {}).get(name)  # as triton.compiler.compile asks
+            with (self.folder / f"{number}").open("a") as file:
+                file.write(f"{'found' if found else 'compiled'} by {os.getpid()}\n")
             if number in self.fails:
                 os._exit(1) if os.getpid() != PARENT else 1 / 0
-            with (self.folder / f"{number}").open("a") as file:
-                file.write(f"{os.getpid()}\n")
+            if not found:
+                cache.put_group(name, {name: cache.put("{}", name, binary=False)})
             return self
 
         mode, finalize = _async_compile.active_mode.get(), lambda kernel: self.kernels.update({number: kernel})
@@ -122,11 +131,50 @@ def test_all_is_compiled_once_by_others_then_found(workers, with_gpu, tmp_path):
     ahead.compile_ahead(lambda: [launch.launch(kernel, (1,), i % 20) for i in range(40)], workers)
     assert kernel.kernels.keys() == set(range(20))
     for number in range(20):
-        *others, last = map(int, (tmp_path / f"{number}").read_text().split())
-        assert last == PARENT
+        *others, last = (tmp_path / f"{number}").read_text().splitlines()
+        assert last == f"{'found' if workers > 1 else 'compiled'} by {PARENT}"
         assert len(others) == (workers > 1)
-        assert PARENT not in others
+        assert not any(str(PARENT) in line or "found" in line for line in others)
     assert children() == before  # nobody is left behind
+
+
+def test_what_the_cache_has_is_found_without_processes(with_gpu, tmp_path, monkeypatch):
+    """As a run begins for the second time; and of a cache that lost some, these alone are compiled."""
+    ahead.compile_ahead(lambda: [launch.launch(Compiled(tmp_path), (1,), i) for i in range(6)], 2)
+    told, real = [], ahead.compile_in_processes
+    monkeypatch.setattr(
+        ahead, "compile_in_processes", lambda tasks, *a, **b: told.append(len(tasks)) or real(tasks, *a, **b)
+    )
+    for lost in ([], [2, 5]):
+        for number in lost:
+            (group,) = tmp_path.glob(f"*/__grp__{number}.json")
+            group.unlink()
+        again = Compiled(tmp_path)
+        ahead.compile_ahead(lambda again=again: [launch.launch(again, (1,), i) for i in range(6)], 2)
+        assert again.kernels.keys() == set(range(6))
+    assert told == [2]
+
+
+def test_another_thread_compiles_while_the_cache_is_asked(with_gpu, tmp_path):
+    from triton import knobs
+
+    kernel, found = Compiled(tmp_path), []
+
+    def ask_in_thread():
+        def compile():
+            from triton.runtime.cache import get_cache_manager
+
+            found.append(get_cache_manager("00").get_group("none.json"))
+
+        other = threading.Thread(target=compile)
+        other.start()
+        other.join()
+        return kernel
+
+    before = knobs.cache.manager_class
+    assert ahead.find_missing([(Future(), ask_in_thread)]) == []
+    assert found == [{}]
+    assert knobs.cache.manager_class is before
 
 
 def test_what_takes_longest_is_compiled_first(with_gpu, tmp_path, monkeypatch):

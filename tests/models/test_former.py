@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import weft
 from tests.helpers.small_runs import make_pictures, tiny_run
 from weft.config import Config, override
-from weft.engine.state import STATE
+from weft.engine.lock import STATE
 from weft.heads.folder import open_model
 from weft.models.weights.former import FORMER, former_args
 from weft.run.resume import read_settings

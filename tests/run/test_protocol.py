@@ -13,8 +13,8 @@ import weft
 from tests.data.test_named import cifar10, dtd
 from tests.helpers.small_runs import CVT, TINY
 from weft.config import Config, override
+from weft.engine.lock import STATE
 from weft.engine.log import METRICS, read_rows
-from weft.engine.state import STATE
 from weft.errors import WeftError
 from weft.run.evaluate import find_pictures
 from weft.run.recipes import decide_length, find_recipe

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.play_workers import play, times_trained  # noqa: F401  a fixture
 from tests.helpers.small_runs import CVT, command, make_pictures, refused
 from weft import WeftError
-from weft.engine.state import STATE
+from weft.engine.lock import STATE
 from weft.study.ablate.budget import Pace, choose_length, choose_pilots, find_paces
 from weft.study.ablate.costs import Cost
 from weft.study.ablate.run import may_start_until

@@ -1,10 +1,11 @@
 """The command that looks into a model: `weft explain`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Literal
 
-from weft.cli.options import Names, progress_of, say
+from weft.cli.options import Names, check_run, progress_of, say
 from weft.cli.outputs import check_outside, making
 from weft.cli.results import trained_on
 from weft.errors import WeftError, check_writable
@@ -53,6 +54,12 @@ def explain(
     check_writable(out)
     trained = [path for subject in (run, against) if subject for path in trained_on(Path(subject))]
     check_outside(out, [*pictures, masks, *trained])
+
+    for subject in filter(None, (run, against)):
+        if Path(subject).exists():  # else the name of a model
+            check_run(subject)
+        elif os.sep in subject:
+            raise WeftError(f"{subject} does not exist; give a run or model folder, or the name of a model.")
 
     from weft.explain.compare import explain_subjects
     from weft.run.subjects import open_subjects

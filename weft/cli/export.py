@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Keys, complain, progress_of, say, settings_of
+from weft.cli.options import Flag, Keys, check_run, complain, progress_of, say, settings_of
 from weft.cli.outputs import check_outside
 from weft.cli.results import trained_on
 from weft.errors import WeftError, check_writable
@@ -60,6 +60,12 @@ def export(
     check_outside(folder, [data, *trained_on(run)])
     if not fixed and (size or batch != 1):
         raise WeftError("--size and --batch go with --fixed; without it every size and number is taken.")
+    check_run(run)
+    chosen = _size(size) if size else None
+    if data:
+        from weft.run.data import check_there
+
+        check_there(data)
 
     from weft.export.export import Disagreement
     from weft.export.export import export as export_run
@@ -72,7 +78,7 @@ def export(
                 to=to,
                 int8=int8,
                 fixed=fixed,
-                size=_size(size) if size else None,
+                size=chosen,
                 batch=batch,
                 data=data,
                 pictures=pictures,

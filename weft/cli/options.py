@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
 
-from weft.errors import WeftError, check_positive, check_ratio
+from weft.errors import WeftError, check_model_folder, check_positive, check_ratio
 from weft.words import clean
 
 Keys = Annotated[list[str], Parameter(name="--set", negative="")]  # what `take_keys` makes of --section.key VALUE
@@ -56,6 +56,12 @@ def progress_of(what: str, quiet: bool) -> Iterator[Tell | None]:
                 complain(f"{done} of {of} {what}")
 
         yield say
+
+
+def check_run(run: str | os.PathLike[str]) -> None:
+    """Raises where there is no run or model folder, before anything is imported to open it; the hub is asked later."""
+    if not os.fspath(run).startswith("hub:"):
+        check_model_folder(Path(run))
 
 
 def settings_of(keys: list[str]) -> dict[str, Any]:

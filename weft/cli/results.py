@@ -6,9 +6,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from weft.cli.options import Flag, Force, Keys, Names, OutFile, complain, progress_of, say, say_json, settings_of
+from weft.cli.options import (
+    Flag,
+    Force,
+    Keys,
+    Names,
+    OutFile,
+    check_run,
+    complain,
+    progress_of,
+    say,
+    say_json,
+    settings_of,
+)
 from weft.cli.outputs import PREDICTIONS, TABLE, OutputFile, check_outputs, check_outside, refuse_inputs
-from weft.config import read_yaml
+from weft.config import Config, override, read_yaml
 from weft.errors import WeftError, check_positive, check_writable
 
 SCORE = 0.5  # as `weft.run.predictor` has it, which the help must not import
@@ -58,17 +70,24 @@ def evaluate(
     keys
         Other settings of how the model is used, such as --test.overlap 0.5.
     """
+    check_run(run)
+    settings: dict[str, Any] = _test_keys(keys)
+    renamed = _renamed(classes)
+    if data:
+        from weft.run.data import check_there
+
+        check_there(data)
+
     from weft.run.evaluate import evaluate as evaluate_model
     from weft.run.evaluate import find_pictures, in_models_classes
     from weft.run.predictor import load
 
-    settings: dict[str, Any] = _test_keys(keys)
     settings |= {"test.scales": f"[{scales}]"} if scales else {}
     settings |= {"test.flip": True} if flip else {}
     settings |= {"test.mode": mode} if mode else {}
     predictor = load(run, device, settings)
     source, indices, what = find_pictures(run, data, split)
-    source, indices, notes = in_models_classes(predictor, source, indices, _renamed(classes))
+    source, indices, notes = in_models_classes(predictor, source, indices, renamed)
     notes = [f"Used with {', '.join(f'{key} {value}' for key, value in settings.items())}."] * bool(settings) + notes
     with progress_of("pictures evaluated", quiet=as_json and not sys.stderr.isatty()) as progress:
         unreadable: list[str] = []
@@ -146,11 +165,14 @@ def predict(
         check_writable(out)
         check_outside(out, [*pictures, *trained_on(run)])
 
+    check_run(run)
+    check_positive(top=top, batch=1 if batch is None else batch)
+    settings = _test_keys(keys)
+
     from weft.data.given import GivenPictures
     from weft.run.predictor import load
 
-    predictor = load(run, device, _test_keys(keys))
-    check_positive(top=top, batch=1 if batch is None else batch)
+    predictor = load(run, device, settings)
     if out is not None and not predictor.task.writes_pictures:
         raise WeftError(f"{run} holds a classifier, which has no pictures to write; leave --out, take --csv.")
     found = GivenPictures(list(pictures), predictor.task.name)
@@ -192,4 +214,5 @@ def _test_keys(keys: list[str]) -> dict[str, str]:
     other = [name for name in settings if not name.startswith("test.")]
     if other:
         raise WeftError(f"--{other[0]} belongs to training; here only settings of test. apply, see `weft keys test.`")
+    override(Config(), settings)  # raises for what is no setting, or no value of one
     return settings

@@ -126,7 +126,7 @@ def search(
 
 def _run(plan: "SearchPlan", folder: Path, device: str, jobs: int) -> None:
     """Searches, or goes on with it, and prints the networks."""
-    from weft.engine.state import locked
+    from weft.engine.lock import locked
     from weft.study.search.plan import save_plan
     from weft.study.search.search import Search
 

@@ -6,6 +6,7 @@
 Which of them a run has is one of its settings, `data.keep`, because each draws its augmentation in its own way.
 """
 
+import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from weft.data.augment.pairs import align
+from weft.data.early import EarlyPixels
 from weft.data.loader import FEW, Batch, read_ahead
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, OpenedPicture
@@ -116,17 +118,27 @@ def keep_pictures(
     one: int,
     workers: int,
     progress: Progress | None = None,
+    early: EarlyPixels | None = None,
 ) -> KeptPictures:
     """Decodes the pictures at `indices` and keeps them on the device.
 
-    `decode` gives (C, h, w) uint8 of a picture or, where targets are dense, of a picture and its target.
+    `decode` gives (C, h, w) uint8 of a picture or, where targets are dense, of a picture and its target; `early` has
+    what it would give of some pictures.
     """
     shapes, starts = np.zeros((len(source), 2), np.int64), np.zeros(len(source), np.int64)
     parts, waiting = [torch.empty(0, dtype=torch.uint8, device=device)], []
     bad: list[tuple[int, str]] = []
-    end, sent, channels = 0, 0, 1
+    channels = 1
+    ready, rest = split_ready(indices, early)
+    if early is not None and len(ready):
+        height, width, channels = early.shape
+        starts[ready], shapes[ready] = np.arange(len(ready)) * math.prod(early.shape), (height, width)
+        some = max(1, SENT_BYTES // math.prod(early.shape))
+        for i in range(0, len(ready), some):
+            parts.append(torch.from_numpy(channels_first(early, ready[i : i + some]).reshape(-1)).to(device))
+    end = sent = sum(map(len, parts))
     how: dict[str, Any] = dict(one=one, workers=workers, bad=bad, progress=progress)
-    for index, kept in decode_all(_DecodePicture(source, decode), indices, **how):
+    for index, kept in decode_all(_DecodePicture(source, decode), rest, **how):
         channels = len(kept.pixels)
         starts[index], shapes[index] = end, kept.pixels.shape[1:]
         waiting.append(kept.pixels.reshape(-1))
@@ -140,6 +152,19 @@ def keep_pictures(
     stand_ins = _stand_ins(len(source), indices, {index for index, _ in bad})
     columns = torch.from_numpy(starts).to(device), torch.from_numpy(shapes).to(device)
     return KeptPictures(pixels, *columns, shapes, channels, stand_ins, bad)
+
+
+def split_ready(indices: np.ndarray, early: EarlyPixels | None) -> tuple[np.ndarray, np.ndarray]:
+    """Those of `indices` whose pixels are there, and the rest."""
+    if early is None:
+        return indices[:0], indices
+    there = early.done[indices]
+    return indices[there], indices[~there]
+
+
+def channels_first(early: EarlyPixels, indices: np.ndarray) -> np.ndarray:
+    """(n, C, h, w) uint8, a copy."""
+    return np.ascontiguousarray(early.pixels[indices].transpose(0, 3, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -195,14 +220,21 @@ def keep_validation(
     *,
     workers: int,
     progress: Progress | None = None,
+    early: EarlyPixels | None = None,
 ) -> KeptValidation:
+    """Decodes the pictures at `indices` as the model sees them; `early` has them, of some."""
     bad: list[tuple[int, str]] = []
     one = preprocessing.channels * preprocessing.size[0] * preprocessing.size[1]
     how: dict[str, Any] = dict(one=one, workers=workers, bad=bad, progress=progress)
-    found = dict(decode_all(_DecodePicture(source, preprocessing.picture), indices, **how))
-    index = np.fromiter(found, np.int64, len(found))
-    empty = np.empty((0, preprocessing.channels, *preprocessing.size), np.uint8)
-    pictures = np.stack([kept.pixels for kept in found.values()]) if found else empty
+    ready, rest = split_ready(indices, early)
+    found = dict(decode_all(_DecodePicture(source, preprocessing.picture), rest, **how))
+    index = indices[np.isin(indices, [*ready.tolist(), *found])].astype(np.int64)
+    pictures = np.empty((len(index), preprocessing.channels, *preprocessing.size), np.uint8)
+    is_ready = np.isin(index, ready)
+    if early is not None and len(ready):
+        pictures[is_ready] = channels_first(early, ready)
+    for row in np.flatnonzero(~is_ready).tolist():
+        pictures[row] = found[int(index[row])].pixels
     labels = torch.from_numpy(np.asarray(source.labels[index])).to(device)
     labels = labels.to(torch.float32 if source.multilabel else torch.int64)
     return KeptValidation(torch.from_numpy(pictures).to(device), labels, torch.from_numpy(index), bad)
@@ -220,11 +252,17 @@ def in_memory(
     one: int,
     workers: int,
     progress: Progress | None = None,
+    early: EarlyPixels | None = None,
 ) -> Source:
     """The same source, of which the pictures at `indices` and their masks or objects lie in memory, upright."""
     decode = _DecodePair(source, channels, max_pixels)
-    found = dict(decode_all(decode, indices, one=one, workers=workers, bad=[], progress=progress))
-    reader = _InMemory(source.reader, {index: kept.pixels for index, kept in found.items()})
+    ready, rest = split_ready(indices, early)
+    found = dict(decode_all(decode, rest, one=one, workers=workers, bad=[], progress=progress))
+    pixels = {index: kept.pixels for index, kept in found.items()}
+    if early is not None:
+        grey_or_colour = early.pixels[ready].squeeze(3) if channels == 1 else early.pixels[ready]
+        pixels |= dict(zip(ready.tolist(), grey_or_colour, strict=True))
+    reader = _InMemory(source.reader, pixels)
     targets = source.targets and _InMemory(source.targets, {index: kept.target for index, kept in found.items()})
     return replace(source, reader=reader, targets=targets)
 

@@ -61,6 +61,11 @@ class Preprocessing:
             target = cover(F.get_size(canvas), target)
         return to_tensor(F.center_crop(resize(canvas, target, self.interpolation), list(self.size)), self.depth)
 
+    def leaves(self, size: list[int]) -> bool:
+        """Whether `picture` gives the pixels of a picture of this height and width as they are."""
+        target = [math.floor(side / self.crop_pct) for side in self.size]
+        return self.crop_mode != "fit" and self.depth == 8 and target == size == list(self.size)
+
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """The height and width that `picture` gives a picture of this size."""
         return fit((height, width), self.size) if self.crop_mode == "fit" else self.size

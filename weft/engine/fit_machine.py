@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import threading
-import time
 from dataclasses import replace
 
 import torch
@@ -18,9 +17,8 @@ from weft.kernels.tuning.ahead import compile_ahead
 
 CPU_MICRO_BATCH = 128
 USABLE = 0.9  # of memory; the rest is for fragments, and for what else runs there
+EASILY = 0.4  # of usable memory; where a rehearsal took less, training is not tried
 SILENT_SECONDS = 3.0  # of compiling that need no explanation
-TRIED_PICTURES, TRIED_TIMES = 16, 3
-CLEARLY_FASTER = 1.15  # times as fast: for less, nothing is rounded
 
 
 def compile_kernels(trainer: Trainer, limit: float = math.inf) -> bool:
@@ -37,6 +35,7 @@ def compile_kernels(trainer: Trainer, limit: float = math.inf) -> bool:
     def rehearse() -> None:
         with contextlib.suppress(RuntimeError, ValueError):  # too little memory, too few pictures: the step answers
             _pass(trainer, pictures)
+            trainer.run.rehearsed = pictures, torch.cuda.max_memory_reserved(trainer.device)
 
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
     text = "compiling kernels for this GPU; they are kept for next time"
@@ -53,6 +52,7 @@ def compile_kernels(trainer: Trainer, limit: float = math.inf) -> bool:
 
 def train_plainly(trainer: Trainer) -> None:
     """Gives up fused forms, for the rest of the run: one that resumes it computes likewise."""
+    trainer.run.rehearsed = 0, 0  # which was of these forms
     trainer.run.config = replace(trainer.config, run=replace(trainer.config.run, fast=False))
     for model in (trainer.model, trainer.run.ema and trainer.run.ema.module):
         if model is not None:
@@ -91,7 +91,7 @@ def find_micro_batch(trainer: Trainer) -> None:
     trainer.progress.micro_batch = mine
     if trainer.device.type != "cuda":
         trainer.progress.micro_batch = min(mine, CPU_MICRO_BATCH)
-    if trainer.device.type != "cuda" or trainer.in_lockstep:
+    if trainer.device.type != "cuda" or trainer.in_lockstep or all(trainer.world.all_gather(_fits_easily(trainer))):
         return
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
     while not all(trainer.world.all_gather(_fits(trainer, mine))):
@@ -99,49 +99,34 @@ def find_micro_batch(trainer: Trainer) -> None:
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
 
 
-def choose_precision(trainer: Trainer) -> None:
-    """Has a CPU compute in bfloat16 where this model clearly trains faster so, and nobody said otherwise.
+def _fits_easily(trainer: Trainer) -> bool:
+    """Whether the pass that named the kernels had all its pictures and took a small part of the memory.
 
-    Some gain half or more, some lose. Only for runs with minutes, whose length is a matter of timing anyway: others
-    come to the same numbers each time.
+    It has launched no kernel of ours, yet had the memory for all that they write. Kept pictures, at most 0.3 of what is
+    free, may have come after it.
     """
-    run = trainer.config.run
-    if trainer.device.type != "cpu" or trainer.world.size > 1 or run.precision != "auto" or run.deterministic:
-        return
-    if not torch.cpu._is_avx512_bf16_supported():
-        return
-    before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
-    times = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
-    for _ in range(TRIED_TIMES):  # in turn, so that a slow moment of the machine hits both
-        times = {dtype: min(best, _pass_seconds(trainer, dtype)) for dtype, best in times.items()}
-    trainer.optimizer.zero_grad(set_to_none=True)
-    load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
-    gain = times[torch.float32] / times[torch.bfloat16]
-    trainer.run.compute_in(torch.bfloat16 if gain > CLEARLY_FASTER else torch.float32)
-    if gain > CLEARLY_FASTER:
-        trainer.run.screen.say(f"run.precision bf16: {gain:.1f} times as fast as fp32, on this CPU and for this model")
+    pictures, taken = trainer.run.rehearsed
+    return pictures == trainer.progress.micro_batch and taken + _update_bytes(trainer) <= EASILY * _limit(trainer)
 
 
-def _pass_seconds(trainer: Trainer, dtype: torch.dtype) -> float:
-    """Seconds of a training pass of some pictures; infinite where they cannot be computed so."""
-    trainer.run.compute_in(dtype)
-    trainer.model.train(not trainer.config.model.frozen_mode)
-    batch = trainer.task.dummy_batch(min(TRIED_PICTURES, trainer.progress.micro_batch))
-    begin = time.perf_counter()
-    try:
-        loss, _ = trainer.gradients(0, batch).tolist()
-    except RuntimeError:  # an operation that does not know the type
-        return math.inf
-    return time.perf_counter() - begin if math.isfinite(loss) else math.inf
+def _update_bytes(trainer: Trainer) -> int:
+    """Memory of the update that no pass before it has: two averages of each parameter, and what is made on the way."""
+    return 4 * sum(p.numel() * p.element_size() for p in trainer.parameters)
+
+
+def _limit(trainer: Trainer) -> float:
+    """Bytes that training may take here."""
+    free, _ = torch.cuda.mem_get_info(trainer.device)
+    limit = USABLE * (free + torch.cuda.memory_reserved(trainer.device))
+    if trainer.world.size > 1:
+        limit -= 4 * sum(p.numel() for p in trainer.parameters)  # buckets of gradients, which stay
+    return limit
 
 
 def _fits(trainer: Trainer, pictures: int) -> bool:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(trainer.device)
-    free, _ = torch.cuda.mem_get_info(trainer.device)
-    limit = USABLE * (free + torch.cuda.memory_reserved(trainer.device))
-    if trainer.world.size > 1:
-        limit -= 4 * sum(p.numel() for p in trainer.parameters)  # buckets of gradients, which stay
+    limit = _limit(trainer)
     try:
         _pass(trainer, pictures)
         trainer.update()

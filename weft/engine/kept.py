@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.data.augment.kept import kept_size
+from weft.data.early import EarlyPixels
 from weft.data.keep import KeptPictures, KeptValidation, in_memory, keep_pictures, keep_validation
+from weft.data.preprocessing import Preprocessing
 from weft.data.sources.source import Source, fingerprint
 from weft.engine.device import is_out_of_memory
 from weft.engine.training_run import TrainingRun
@@ -14,14 +17,14 @@ from weft.errors import WeftError
 from weft.words import many
 
 
-def keep(run: TrainingRun) -> None:
-    """Decodes the pictures of a run, in parallel, and keeps them where its settings say."""
+def keep(run: TrainingRun, early: EarlyPixels | None = None) -> None:
+    """Decodes the pictures of a run, in parallel, and keeps them where its settings say; `early` has some already."""
     how = run.config.data.keep
     if how not in ("device", "memory"):
         return
     began = time.monotonic()
     try:
-        taken = _on_device(run) if how == "device" else _in_memory(run)
+        taken = _on_device(run, early) if how == "device" else _in_memory(run, early)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
@@ -37,13 +40,13 @@ def keep(run: TrainingRun) -> None:
     run.screen.say(f"{pictures} kept {where} (data.keep {how}): {taken / 1e6:,.0f} MB, in {seconds:.1f} s")
 
 
-def _on_device(run: TrainingRun) -> int:
+def _on_device(run: TrainingRun, early: EarlyPixels | None) -> int:
     """Bytes that training and validation pictures take there."""
     assert run.task.kept is not None
     key = _what_is_kept(run)
     if key not in _last:
         _last.clear()
-        _last[key] = _decode_pairs(run) if run.source.kind.dense else _decode(run)
+        _last[key] = _decode_pairs(run) if run.source.kind.dense else _decode(run, early)
     run.source, run.kept, run.kept_validation = _last[key]
     if not _remembers:
         _last.clear()
@@ -51,14 +54,18 @@ def _on_device(run: TrainingRun) -> int:
     return len(run.kept.pixels) + (run.kept_validation.pictures.numel() if run.kept_validation else 0)
 
 
-def _decode(run: TrainingRun) -> "OnDevice":
+def _decode(run: TrainingRun, early: EarlyPixels | None) -> "OnDevice":
     source, world, preprocessing = run.source, run.world, run.preprocessing
     assert run.task.kept is not None
     one = 3 * preprocessing.size[0] * preprocessing.size[1]
     how: dict[str, Any] = dict(workers=_processes(run), progress=run.screen.progress("decoding"))
-    kept = keep_pictures(source, np.sort(run.split.train), run.task.kept.decode, world.device, one=one, **how)
-    mine = run.split.val[world.rank :: world.size]
-    validation = keep_validation(source, mine, preprocessing, world.device, **how)
+    train, mine = np.sort(run.split.train), run.split.val[world.rank :: world.size]
+    ready = of_use(early, preprocessing)
+    size = list(ready.shape[:2]) if ready else []
+    as_it_is = ready if size and kept_size(run.config.augment.crop, size, preprocessing.size) == size else None
+    as_seen = ready if size and preprocessing.leaves(size) else None
+    kept = keep_pictures(source, train, run.task.kept.decode, world.device, one=one, early=as_it_is, **how)
+    validation = keep_validation(source, mine, preprocessing, world.device, early=as_seen, **how)
     run.screen.close()
     return OnDevice(source, kept, validation)
 
@@ -70,6 +77,14 @@ def _decode_pairs(run: TrainingRun) -> "OnDevice":
     train, decode = np.sort(run.split.train), run.task.kept.decode
     kept = keep_pictures(run.source, train, decode, run.world.device, one=2**20, workers=_processes(run))
     return OnDevice(run.source, kept, None)
+
+
+def of_use(early: EarlyPixels | None, preprocessing: Preprocessing) -> EarlyPixels | None:
+    """The same, complete, where pictures of this preprocessing have as many channels and bits."""
+    if early is None or (early.shape[2], 8) != (preprocessing.channels, preprocessing.depth):
+        return None
+    early.finish()
+    return early
 
 
 # A study trains on the same pictures again and again ----------------------------------------------------------------
@@ -99,11 +114,12 @@ def _what_is_kept(run: TrainingRun) -> tuple[object, ...]:
     return fingerprint(run.source), *how, *parts
 
 
-def _in_memory(run: TrainingRun) -> int:
+def _in_memory(run: TrainingRun, early: EarlyPixels | None = None) -> int:
     """Bytes that all pictures of the run take; readers find out which of them cannot be read."""
     chosen, preprocessing = np.concatenate([run.split.train, run.split.val]), run.preprocessing
     how: dict[str, Any] = dict(one=2**20, workers=_processes(run), progress=run.screen.progress("decoding"))
-    run.source = in_memory(run.source, chosen, preprocessing.channels, preprocessing.max_pixels, **how)
+    early = of_use(early, preprocessing)
+    run.source = in_memory(run.source, chosen, preprocessing.channels, preprocessing.max_pixels, early=early, **how)
     run.screen.close()
     return sum(pixels.nbytes for pixels in run.source.reader.kept.values())  # pyright: ignore
 

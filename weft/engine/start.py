@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.words import clean
+
 IMPORTED = time.monotonic()
 SLOW_IMPORT = 60.0  # seconds from the start of a process to here that are still believed
 
@@ -25,11 +27,17 @@ class RunStart:
 
     began: float = field(default_factory=time.monotonic)
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)  # seconds after `began`: from, to
+    of_process: bool = False  # whether the process is the command's own, and has imported nothing heavy yet
 
     @classmethod
     def of_command(cls) -> "RunStart":
         """From the moment somebody pressed Enter; from now where the process has had another life, with torch in it."""
-        return cls() if "torch" in sys.modules else cls(process_began())
+        return cls() if "torch" in sys.modules else cls(process_began(), of_process=True)
+
+    def announce(self, what: str) -> None:
+        """Says a line before the silence of imports, which may last for a minute where a machine is busy."""
+        if self.of_process and what and os.environ.get("RANK", "0") == "0":
+            print(f"{clean(what)}: starting", flush=True)
 
     def seconds(self) -> float:
         return time.monotonic() - self.began

@@ -10,12 +10,8 @@ import errno
 import functools
 import importlib.metadata
 import json
-import os
 import platform
-import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.documents import parse_json
+from weft.engine.lock import STATE, check_state
 from weft.engine.optim import Ema
 from weft.errors import WeftError
 from weft.files import write_tensors
 from weft.version import __version__
 from weft.words import shell
 
-STATE = Path("state") / "last.safetensors"
-LOCK = Path("state") / "lock"
-SETTINGS = ("config.yaml", "data_report.json", "split.json")  # written before the first state
 MEMORY_NOTE = Path("state") / "micro_batch"  # what a process that ran out of memory asks of the next attempt
 FORMAT = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what somebody may have of it
@@ -123,8 +117,7 @@ def save_error(run: Path, error: OSError) -> WeftError:
 def read_header(run: Path) -> dict[str, Any]:
     """The JSON part of a run's state."""
     path = run / STATE
-    if not path.is_file():
-        raise WeftError(f"{run} has no state to resume from: expected {path}.")
+    check_state(run)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = parse_json((file.metadata() or {})["weft"], path)
@@ -214,70 +207,3 @@ def _commit() -> str:
         command = ["git", "-C", str(home), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
     return ""
-
-
-# Lock -----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Keeps a second run out of the folder. The system frees the lock when the process ends, however it ends."""
-    (run / "state").mkdir(parents=True, exist_ok=True)
-    with open(run / LOCK, "a+", encoding="utf-8") as file:
-        _lock(file, run)
-        remove_leftovers(run)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}{job_suffix()}")
-        file.flush()
-        yield
-
-
-def last_lock_holder(run: Path) -> str:
-    """The process that locked a folder last, or still does."""
-    try:
-        return (run / LOCK).read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def is_unfinished_start(run: Path) -> bool:
-    """Whether a run was ended here before it had a state, and nothing else lies here: then the next try may have it."""
-    if not (run / LOCK).is_file() or (run / STATE).exists():
-        return False
-    known = {LOCK.parent.name, *SETTINGS}
-    return all(entry.name in known or entry.name.startswith(".saving-") for entry in run.iterdir())
-
-
-def forget_start(run: Path) -> None:
-    """Removes what a run has left that ended before it had a state; the caller holds the lock."""
-    if is_unfinished_start(run):
-        remove_leftovers(run)
-        with contextlib.suppress(OSError):  # an open file stays on Windows; the next try may have it
-            for name in (*SETTINGS, LOCK):
-                (run / name).unlink(missing_ok=True)
-            (run / LOCK.parent).rmdir()
-
-
-def remove_leftovers(run: Path) -> None:
-    """Removes half-written files of killed writers, which never have their real names; the caller holds the lock."""
-    for folder in (run, run / LOCK.parent):
-        for leftover in folder.glob(".saving-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def job_suffix() -> str:
-    """`, job NAME`: torchrun's name of all attempts of one job; where it has none, the process that is torchrun."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f", job {os.getppid() if name == 'none' else name}" if name else ""
-
-
-def _lock(file: Any, run: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs are still kept apart by the folder's content
-        return
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: forked readers do not inherit it
-    except OSError:
-        file.seek(0)
-        raise WeftError(f"{run} is in use by {file.read() or 'another process'}; choose another --out.") from None

@@ -49,6 +49,7 @@ class TrainingRun:
     facts: dict[str, Any] = field(default_factory=dict)  # stored with each state, compared on resuming
     log: Callable[[dict[str, Any]], object] = lambda row: None  # writes a row of metrics.jsonl
     rewind_log: Callable[[], object] = lambda: None  # to `progress`
+    rehearsed: tuple[int, int] = (0, 0)  # pictures of the pass that named the kernels, and bytes that it took
     start: RunStart | None = None  # until the first step is done
 
     def __post_init__(self) -> None:

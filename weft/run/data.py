@@ -15,11 +15,13 @@ from weft.data.check.amounts import measure_targets
 from weft.data.check.check import QUICK_SECONDS, DataReport, check
 from weft.data.check.duplicates import find_copies
 from weft.data.check.headers import QuickLook, add_thumbnails
+from weft.data.early import EarlyPixels, decode_early
 from weft.data.sources.open import open_configured
 from weft.data.sources.source import Source
 from weft.data.split import Split, check_can_split, holds_out, make_split
 from weft.engine.start import RunStart
 from weft.errors import WeftError
+from weft.run.place import check_out, check_source, is_restarted
 from weft.run.recipes import AUTO, find_recipe
 from weft.words import shell
 
@@ -35,40 +37,49 @@ class RunData:
     source: Source
     split: Split
     report: DataReport
+    fingerprint: str = ""  # of the source, where it is known already
+    pixels: EarlyPixels | None = None
 
 
 @dataclass
 class EarlyLook:
-    """The pictures that `config` asks for, and a look at them that goes on in other processes."""
+    """The pictures that `config` asks for, and what goes on in other processes: a look at them, decoding them."""
 
     config: DataConfig
     source: Source
     look: QuickLook
+    pixels: EarlyPixels | None
 
 
 @contextlib.contextmanager
-def looking_early(start: RunStart, given: dict[str, Any], recipe: str, config: str) -> Iterator[EarlyLook | None]:
+def looking_early(
+    start: RunStart, given: dict[str, Any], recipe: str, config: str, out: str
+) -> Iterator[EarlyLook | None]:
     """Lists the pictures of a run to be and lets other processes look at them, while this one imports torch.
 
-    None where something is wrong, which the run will find at its time, and among processes that share the work.
+    What needs no torch to be refused is refused here. None among processes that share the work, and where a run goes
+    on.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if os.environ.get("WORLD_SIZE", "1") != "1" or (out and is_restarted(Path(out))):
         yield None
         return
+    with start.phase("listing"):
+        asked = {**(read_yaml(config) if config else {}), **given}
+        asked |= absolute_paths(override(Config(), asked))
+        settings = override(Config(), {**(find_recipe(recipe) if recipe not in ("", AUTO) else {}), **asked})
+        check_source(settings)
+        check_out(out, settings, restarted=False)
+        data = settings.data
+        source = open_configured(data)
+    look = QuickLook(source, data.max_pixels, QUICK_SECONDS + IMPORT_SECONDS)
+    may_be_kept = data.keep != "no" and data.workers
+    pixels = decode_early(source, data.channels, data.max_pixels) if may_be_kept else None
     try:
-        with start.phase("listing"):
-            asked = {**(read_yaml(config) if config else {}), **given}
-            asked |= absolute_paths(override(Config(), asked))
-            data = override(Config(), {**(find_recipe(recipe) if recipe not in ("", AUTO) else {}), **asked}).data
-            source = open_configured(data)
-    except (WeftError, OSError):
-        yield None
-        return
-    early = EarlyLook(data, source, QuickLook(source, data.max_pixels, QUICK_SECONDS + IMPORT_SECONDS))
-    try:
-        yield early
+        yield EarlyLook(data, source, look, pixels)
     finally:
-        early.look.close()
+        look.close()
+        if pixels is not None:
+            pixels.close()
 
 
 def open_sources(config: Config, world: "World") -> Source:
@@ -97,7 +108,9 @@ def open_data(config: Config, world: "World", say: Any, early: EarlyLook | None 
             )
     split = without(split, source, report.bad)
     report = world.on_main(lambda: measure_targets(source, split.train, report))
-    return RunData(source, split, report)
+    if early is None:
+        return RunData(source, split, report)
+    return RunData(source, split, report, early.look.fingerprint(), early.pixels)
 
 
 def split_and_check(source: Source, config: Config, look: QuickLook | None = None) -> tuple[Split, DataReport]:
@@ -156,6 +169,12 @@ def relocated(config: DataConfig, place: str) -> DataConfig:
 def is_there(source: str) -> bool:
     """Whether a path, a pattern or NAME:ROOT leads anywhere."""
     return any(map(os.path.exists, (source, source.partition(":")[2]))) or bool(glob.glob(source))
+
+
+def check_there(source: str) -> None:
+    """Raises where a source leads nowhere or to an empty folder, without a look at those that hold something."""
+    if not is_there(source) or (os.path.isdir(source) and not os.listdir(source)):
+        open_configured(DataConfig(source=source))
 
 
 def absolute(path: str) -> str:

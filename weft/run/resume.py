@@ -11,9 +11,10 @@ from weft.data.sources.source import Source, fingerprint
 from weft.data.split import load_split
 from weft.documents import read_json
 from weft.engine.device import World, process_group
+from weft.engine.lock import STATE
 from weft.engine.log import METRICS, read_rows
 from weft.engine.start import RunStart
-from weft.engine.state import STATE, read_header
+from weft.engine.state import read_header
 from weft.errors import WeftError
 from weft.models.weights.former import former_args
 from weft.run.data import RunData, absolute_paths, is_there, open_sources, relocated

@@ -26,19 +26,16 @@ from weft.documents import to_json
 from weft.engine.bad_files import report_bad_files
 from weft.engine.checkpoint import restore
 from weft.engine.device import World, convert_sync_bn, pick_precision, shard_model
-from weft.engine.fit_machine import choose_precision, compile_kernels, find_micro_batch, train_plainly
+from weft.engine.fit_machine import compile_kernels, find_micro_batch, train_plainly
 from weft.engine.kept import keep
+from weft.engine.lock import locked
 from weft.engine.log import METRICS, MetricsFile, Screen, read_rows, tensorboard_writer
 from weft.engine.loop import Trainer
 from weft.engine.optim import Ema, freeze, make_optimizer
+from weft.engine.precision import choose_precision
 from weft.engine.recovery import heed_lack_of_memory
 from weft.engine.start import RunStart, side_by_side
-from weft.engine.state import (
-    DISK_FULL,
-    RunProgress,
-    locked,
-    save_error,
-)
+from weft.engine.state import DISK_FULL, RunProgress, save_error
 from weft.engine.step_report import TrainingStopped
 from weft.engine.time_budget import fit_into_time
 from weft.engine.training_run import TrainingRun
@@ -140,11 +137,13 @@ class RunSession:
         """Does what the pictures need before the first step; beside the kernels."""
         with self.start.phase("data"):
             _ = self.fingerprint
-            keep(self.trainer.run)
+            keep(self.trainer.run, self.data.pixels)
+            if self.data.pixels is not None:
+                self.data.pixels.close()
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        return fingerprint(self.data.source)
+        return self.data.fingerprint or fingerprint(self.data.source)
 
     def write_settings(self) -> None:
         write_text(self.folder / "config.yaml", to_yaml(self.config))

@@ -1,7 +1,6 @@
 """The start of a new run: what was asked for, what nobody said, and the folder."""
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,28 +11,22 @@ import torch
 from weft.config import Config, override, read_yaml
 from weft.documents import read_json
 from weft.engine.device import World, process_group
+from weft.engine.lock import STATE, forget_start
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
 from weft.engine.start import RunStart
-from weft.engine.state import (
-    STATE,
-    forget_start,
-    is_unfinished_start,
-    job_suffix,
-    last_lock_holder,
-)
-from weft.errors import WeftError, check_writable
+from weft.errors import WeftError
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
 from weft.run.auto import auto_settings, fewer_threads
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, RunData, absolute_paths, open_data
 from weft.run.initial import model_for
+from weft.run.place import check_out, check_source, is_restarted, new_folder
 from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
-from weft.words import shell
 
 
 def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
@@ -56,12 +49,9 @@ def start_run(
             named = "" if recipe == AUTO else recipe
             settings = {**(find_recipe(named) if named else {}), **file, **given}
             first = stretch(override(Config(), settings), set(file) | set(given), named)
-            if not first.data.source:
-                raise WeftError(
-                    "Say what to train on: weft train DATA. `weft train demo:fashion` needs no data of your own."
-                )
+            check_source(first)
             check_settings(first)
-            check_out(out, first, world, restarted)
+            check_out(out, first, restarted, world.is_main, world.size)
             if first.model.name != "auto":
                 check_name(first.model.name)
         with start.phase("device"):
@@ -89,7 +79,8 @@ def start_run(
         existed = bool(out) and Path(out).exists()
         folder = world.on_main(lambda: new_folder(out, full))
         with locked_by_main(world, folder):
-            world.on_main(lambda: check_out(out, full, world, restarted))  # again: nobody else can come in now
+            # Again: nobody else can come in now.
+            world.on_main(lambda: check_out(out, full, restarted, processes=world.size))
             with forgotten_if_it_fails(folder, world, keep=existed):
                 preprocessing = world.on_main(
                     lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
@@ -155,41 +146,6 @@ def model_of_init(config: Config) -> dict[str, Any]:
     args = {key: value for key, value in content.get("model_args", {}).items() if key not in fixed}
     former = former_args(content["architecture"], args, file.with_name("model.safetensors"))
     return {"model.name": content["architecture"], "model.args": {**former, **args}}
-
-
-def check_out(out: str, config: Config, world: World, restarted: bool) -> None:
-    """Raises unless the run can have its folder: not among the pictures, and over nothing that exists."""
-    folder = Path(out or "runs")
-    for source in filter(None, (config.data.source, config.data.val)):
-        pictures = Path(source).expanduser()
-        if pictures.is_dir() and folder.resolve().is_relative_to(pictures.resolve()):
-            raise WeftError(f"{folder} lies inside the data, {source}; choose a place outside of it with --out.")
-    if out and (folder / STATE).exists():
-        go_on = shell("weft", "train", "--resume", out)
-        raise WeftError(f"{out} holds a run; go on with it: {go_on}; or choose another --out.")
-    if out and not restarted and world.is_main and not is_unfinished_start(folder):
-        check_writable(folder)
-    if not out and world.size > 1:
-        raise WeftError("Say where to write with --out, so that a restarted process finds the run again.")
-
-
-def new_folder(out: str, config: Config) -> Path:
-    """The run's folder: as asked for, or the first free runs/DATA-MODEL-N."""
-    name = Path(config.data.source.replace(":", "-")).stem or "data"
-    if out:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        return Path(out)
-    for number in itertools.count(1):
-        folder = Path("runs") / f"{name}-{config.model.name}-{number}"
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-    raise AssertionError("there is always one more number")
-
-
-def is_restarted(folder: Path) -> bool:
-    """Whether torchrun starts this command again after a failure: then a process of the same job used the folder."""
-    return bool(job_suffix()) and last_lock_holder(folder).endswith(job_suffix())
 
 
 def stretch(config: Config, given: set[str], recipe: str) -> Config:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config import Config, override
+from weft.engine.lock import check_state
 from weft.engine.start import RunStart
 from weft.errors import WeftError
 from weft.run.result import Run
@@ -74,17 +75,20 @@ def train_since(
 ) -> Run:
     """`train`, for which time counts from `start`: the command began before this could be called."""
     given = name_settings({**({"data": os.fspath(data)} if data else {}), **settings})
+    if not quiet:
+        start.announce(os.fspath(resume or data or config))
     if resume:
         for name, value in (("recipe", recipe), ("config", config), ("out", out)):
             if value:
                 raise WeftError(f"--resume goes on with the run as it is in its folder; leave out --{name}.")
+        check_state(Path(resume))
         with start.importing():
             from weft.run.resume import resume_run
         return resume_run(Path(resume), given, allow_changes=allow_changes, quiet=quiet, start=start)
 
     from weft.run.data import looking_early
 
-    with looking_early(start, given, recipe, os.fspath(config)) as early:
+    with looking_early(start, given, recipe, os.fspath(config), os.fspath(out)) as early:
         with start.importing():
             from weft.run.start import start_run
         return start_run(

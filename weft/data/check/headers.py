@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -23,7 +23,7 @@ from PIL import Image
 
 from weft.data.check.scan import THUMB, Progress, Scan, checked_header, digest_of, in_threads, thumbnail, try_to
 from weft.data.read import Header, decode, open_file
-from weft.data.sources.source import Source
+from weft.data.sources.source import Source, fingerprint
 
 FEW = 2_000  # pictures at which threads have looked before processes have started
 PART = 500  # pictures that a process looks at before it answers
@@ -54,6 +54,7 @@ class QuickLook:
         self.parts = [order[start : start + PART] for start in range(0, len(order), PART)]
         self._pool: ProcessPoolExecutor | None = None
         self._answers: list[Future[Scan]] = []
+        self._fingerprint: Future[str] | None = None
         if len(source) > FEW and sys.platform == "linux":
             self._start_processes()
 
@@ -95,6 +96,11 @@ class QuickLook:
         self._compare_large(scan.finished())
         return scan
 
+    def fingerprint(self) -> str:
+        """The fingerprint of the source, where a process has found it by now, else nothing."""
+        found = self._fingerprint
+        return found.result() if found and found.done() and not (found.cancelled() or found.exception()) else ""
+
     def close(self) -> None:
         """Ends the processes at once: one that was forked while a thread held a lock may wait for it forever."""
         if self._pool is not None:
@@ -113,9 +119,8 @@ class QuickLook:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see life
                 context = multiprocessing.get_context("fork")
-                self._pool = ProcessPoolExecutor(
-                    workers, context, initializer=_begin, initargs=(self.look_at_part, life)
-                )
+                self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(self, life))
+                self._fingerprint = self._pool.submit(_fingerprint_all)  # of as many files as are asked for
                 self._answers = [self._pool.submit(_look_at_part, part) for part in self.parts]
         except (OSError, AssertionError, ImportError, NotImplementedError):
             self.close()  # no more processes, or a daemon, which may have none: threads look
@@ -159,10 +164,10 @@ def add_thumbnails(source: Source, scan: Scan, max_pixels: int) -> None:
 
 # In a process of the pool ---------------------------------------------------------------------------------------
 
-_look: Callable[[np.ndarray], Scan]
+_look: QuickLook
 
 
-def _begin(look: Callable[[np.ndarray], Scan], life: int) -> None:
+def _begin(look: QuickLook, life: int) -> None:
     """The beginning of a process that looks. Whatever happens to it or to its parent, it does not live long."""
     global _look
     _look = look
@@ -174,7 +179,11 @@ def _begin(look: Callable[[np.ndarray], Scan], life: int) -> None:
 
 
 def _look_at_part(part: np.ndarray) -> Scan:
-    return _look(part)
+    return _look.look_at_part(part)
+
+
+def _fingerprint_all() -> str:
+    return fingerprint(_look.source)
 
 
 # Files ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import struct
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ NUMBER = struct.Struct("i")
 PIPE = 1 << 16  # bytes that a pipe holds: 16,000 numbers, more than any model has kernels
 SLOW = ("weft.kernels.triton.depthwise", "weft.kernels.triton.qkv")  # written out tap by tap: five seconds and more
 Task = Callable[[], Any]
+Waiting = tuple[Future[Any], Task]
 
 
 def compile_ahead(dry_run: Callable[[], Any], workers: int = os.cpu_count() or 1, limit: float = math.inf) -> bool:
@@ -62,7 +64,7 @@ class _Tasks(Executor):
 
     def __init__(self, asked: dict[Any, Any]) -> None:
         self.asked = asked
-        self.waiting: list[tuple[Future[Any], Task]] = []
+        self.waiting: list[Waiting] = []
         self.slow: list[Task] = []
 
     def submit(self, fn: Task, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -73,11 +75,12 @@ class _Tasks(Executor):
         return future
 
     def run(self, workers: int, limit: float) -> bool:
-        """Compiles in other processes; then each is found in the cache by this one. True where it is given up."""
-        if workers > 1 and hasattr(os, "fork"):
-            # What takes longest comes first; of the others, those of backward passes, which were met last.
-            others = [task for _, task in self.waiting if task not in self.slow]
-            if compile_in_processes([*reversed(self.slow), *reversed(others)], workers, limit=limit):
+        """Compiles what the cache has not in other processes; then this one finds it there. True where given up."""
+        self.waiting = find_missing(self.waiting)
+        if self.waiting and workers > 1 and hasattr(os, "fork"):
+            # What takes longest comes first; else what was met last, in backward passes.
+            missing = [task for _, task in reversed(self.waiting)]
+            if compile_in_processes(sorted(missing, key=lambda task: task not in self.slow), workers, limit=limit):
                 return True
             workers = 1
         with ThreadPoolExecutor(workers) as pool:
@@ -90,7 +93,41 @@ class _Tasks(Executor):
                 future.set_running_or_notify_cancel()  # or Triton would wait for it
 
 
-def _resolve(task: tuple[Future[Any], Task]) -> None:
+class _NotCached(Exception):
+    """Raised in the place of compiling a kernel."""
+
+
+def find_missing(waiting: list[Waiting]) -> list[Waiting]:
+    """Those of `waiting` that Triton's cache does not have; the others have their kernels now.
+
+    As a run begins for the second time none is missing, and to fork processes that find that out takes a second.
+    """
+    from triton import knobs
+    from triton.runtime.cache import FileCacheManager
+
+    usual: Any = knobs.cache.manager_class or FileCacheManager
+
+    class OnlyCached(usual):
+        def get_group(self, filename: str) -> dict[str, str]:
+            group = super().get_group(filename) or {}
+            if filename not in group and threading.get_ident() == here:  # others compile what they need
+                raise _NotCached
+            return group
+
+    if not waiting or knobs.compilation.always_compile:
+        return waiting
+    missing, here = [], threading.get_ident()
+    with knobs.cache.scope():
+        knobs.cache.manager_class = OnlyCached
+        for future, compile in waiting:
+            try:
+                future.set_result(compile())
+            except Exception:  # whatever else is wrong is seen once more where it is compiled
+                missing.append((future, compile))
+    return missing
+
+
+def _resolve(task: Waiting) -> None:
     future, compile = task
     try:
         future.set_result(compile())

@@ -11,7 +11,7 @@ import timm
 from torch import Tensor, nn
 
 from weft.documents import read_json
-from weft.errors import WeftError, check_writable
+from weft.errors import WeftError, check_model_folder, check_writable
 from weft.files import is_run, write_atomic, write_tensors
 from weft.models._timm import save_config_for_hf
 from weft.models.base import HybridModel
@@ -137,12 +137,7 @@ def write_model(
 
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The content of config.json in the folder of a model, which must be complete."""
-    if not folder.is_dir():
-        why = "is a file" if folder.exists() else "does not exist"
-        raise WeftError(f"{folder} {why}; give a run or model folder.")
-    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
-    if missing:
-        raise WeftError(f"{folder} holds no trained model: {' and '.join(missing)} missing.")
+    check_model_folder(folder)
     try:
         config = read_json(folder / "config.json")
         names, count, _ = list(config.get("label_names") or ()), int(config["num_classes"]), config["architecture"]

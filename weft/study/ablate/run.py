@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from weft.documents import read_json
-from weft.engine.state import locked
+from weft.engine.lock import locked
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.report.text import columns

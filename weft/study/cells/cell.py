@@ -112,7 +112,7 @@ def read_curve(study: Path, cell: Cell) -> list[float]:
 
 def train_cell(folder: Path, device: str) -> Result:
     """Trains what `folder`/cell.json says, or resumes it, and writes its result."""
-    from weft.engine.state import STATE, locked
+    from weft.engine.lock import STATE, locked
 
     cell = Cell(**read_json(folder / "cell.json"))
     begin = time.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from weft.documents import to_json
-from weft.engine.state import locked
+from weft.engine.lock import locked
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.study.ablate.costs import count_network

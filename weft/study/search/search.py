@@ -103,7 +103,7 @@ class Search:
 
     def train_supernet(self) -> "Run | None":
         """Trains it, or what is left to train of it; None where nothing is."""
-        from weft.engine.state import STATE
+        from weft.engine.lock import STATE
         from weft.run.train import train
 
         run, plan = self.folder / "supernet", self.plan
