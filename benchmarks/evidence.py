@@ -6,7 +6,8 @@
     python -m tools.evidence                                       # writes docs/evidence.md
 
 Names are those of claims or of studies. What a file of results has already is not trained again; a cell that was
-stopped goes on from its last state, where --work is still there. Results are written after each cell.
+stopped goes on from its last state, where --work is still there. Results are written after each cell, into a file of
+the day in --out; files from other machines lie beside it, as evidence-*.json of any name.
 """
 
 import argparse

@@ -34,6 +34,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.documents import read_yaml
 from weft.errors import WeftError, did_you_mean
 from weft.study.ablate.plan import choose_network
@@ -42,6 +44,7 @@ from weft.study.cells.cell import Cell, cell_folder
 
 DESIGN = Path(__file__).with_name("evidence.yaml")
 SAVE_MINUTES = 0.5  # a visit to a GPU is short, and what was begun goes on in the next
+READERS = 2  # processes of each cell beside a GPU, where several cells share the cores; they change no picture
 WEIGHTS = "model.safetensors"
 
 
@@ -154,6 +157,8 @@ class Design:
         study = self.studies[place.study]
         cell = study.cell(place)
         settings = dict(cell.settings)
+        if torch.cuda.is_available():
+            settings.setdefault("data.workers", READERS)
         if study.init:
             settings["model.init"] = str(cell_folder(work, self.resolved(self.source(place), data, work)) / "run")
         elif "model.init" in settings:
