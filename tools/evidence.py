@@ -144,6 +144,8 @@ before anything was trained. Both sides of a comparison have the same of all, an
 pictures in the same order. The papers train on ImageNet for days; these are small networks, small pictures and
 minutes, so a claim that does not hold here may hold there.
 
+Rows bear the papers' names; as their parameters say, most are the small stand-ins that `weft ablate` has for them.
+
 A check **holds** where the 95 % interval (Student's, over seeds in pairs) of the difference is wholly on the claim's
 side of its limit, **does not hold** where it is wholly on the other side, and is **open** otherwise, or with a single
 seed. A claim holds where all of its checks do, and **partly** where some do.
