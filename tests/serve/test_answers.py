@@ -20,7 +20,8 @@ from tests.helpers.small_runs import refused
 from weft.data.demo import fashion_mnist
 from weft.explain import grad_cam
 from weft.explain.heat import heat_over
-from weft.serve.models import DEMO_FOLDER, names_of, open_models
+from weft.models.weights.release import released_folder
+from weft.serve.models import DEMO_MODEL, names_of, open_models
 from weft.serve.samples import fashion_samples
 
 PICTURES = {"classes": "pictures/class 1", "masks": "squares/images", "objects": "boxes/train2017"}
@@ -252,7 +253,7 @@ def test_the_command_refuses_in_one_line(command, runs, tmp_path):
 def test_the_demo_comes_with_the_package():
     """A small file, in half precision, that knows the clothes of the embedded test pictures; its samples are theirs."""
     (model,) = open_models(["demo"], "cpu")
-    folder = Path(weft.__file__).parent / "serve" / DEMO_FOLDER
+    folder = released_folder(DEMO_MODEL)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 3_000_000
     pictures, labels, classes = fashion_mnist("test")
     found = model.predictor.predict(list(pictures[:300]), top=1)

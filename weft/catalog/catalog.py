@@ -23,6 +23,7 @@ class ModelInfo:
     top1: float | None  # published ImageNet-1k top-1 in percent
     hub: str | None  # repository that `pretrained=True` loads
     files: str | None  # where the authors' files are, for `weft convert`
+    released: bool = False  # weights that come with the package
 
 
 def catalog(filter: str = "") -> list[ModelInfo]:
@@ -50,6 +51,7 @@ def _count(name: str, published_top1: dict[str, float]) -> ModelInfo:
     import timm
 
     from weft.catalog.cost import count_macs, count_parameters
+    from weft.models.weights.release import released
 
     model = timm.create_model(name, device="meta")
     cfg = timm.get_pretrained_cfg(name)
@@ -64,6 +66,7 @@ def _count(name: str, published_top1: dict[str, float]) -> ModelInfo:
         top1=published_top1.get(name),
         hub=cfg.hf_hub_id,
         files=cfg.origin_url,
+        released=name in released(),
     )
 
 

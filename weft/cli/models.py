@@ -76,7 +76,7 @@ def _print_models(infos: "list[ModelInfo]") -> None:
             str(info.img_size),
             "" if info.top1 is None else f"{info.top1:.1f}",
             info.paper,
-            info.hub or ("authors' files" if info.files else "none"),
+            "come with Weft" if info.released else info.hub or ("authors' files" if info.files else "none"),
         ]
         for info in infos
     ]

@@ -11,6 +11,7 @@ from torch import nn
 from weft.errors import WeftError
 from weft.models.base import HybridModel
 from weft.models.weights.layouts import filter_published
+from weft.models.weights.release import add_released, released, released_args
 from weft.words import shell
 
 
@@ -38,8 +39,9 @@ def weights_cfg(
 def register_variants(create: Callable[[str, bool, dict[str, Any]], nn.Module], variants: dict[str, str]) -> None:
     """Makes and registers a function `name(pretrained=False, **kwargs)` for each variant, with its docstring.
 
-    They belong to the file of `create`, whose `default_cfgs` timm looks up.
+    They belong to the file of `create`, whose `default_cfgs` timm looks up; what comes with the package is added there.
     """
+    add_released(sys.modules[create.__module__].default_cfgs)
     for name, docstring in variants.items():
         entry_point = _entry_point(create, name)
         entry_point.__name__ = entry_point.__qualname__ = name
@@ -81,7 +83,13 @@ def build(
             f"{variant} has no weights on a hub; the authors' files are at {cfg.origin_url}, and"
             f" `{shell('weft', 'convert', 'FILE', '--model', variant, '--out', 'DIR')}` turns them into a model."
         )
+    own = [name for name in released() if name.partition(".")[0] == variant]
+    if pretrained and own and not (cfg.has_weights or cfg.state_dict):
+        raise WeftError(
+            f"{variant} has no weights for pictures of all kinds; those of {' and '.join(own)} come with Weft."
+        )
     defaults = dict(img_size=cfg.input_size[1:], **defaults)
+    kwargs = {**released_args(f"{variant}.{cfg.tag}"), **kwargs}  # which a saved copy then has, too
     model = build_model_with_cfg(
         model_cls,
         variant,

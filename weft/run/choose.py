@@ -148,10 +148,10 @@ def _statistics(
     config: Config, chosen: Preprocessing, source: Source, train: np.ndarray
 ) -> dict[str, tuple[float, ...]]:
     earlier = read_preprocessing(config.model.init)
+    cfg: Any = timm.get_pretrained_cfg(config.model.name)
     if earlier is not None and earlier.channels == chosen.channels:
         mean, std = earlier.mean, earlier.std
-    elif chosen.channels == 3 and chosen.depth == 8:
-        cfg: Any = timm.get_pretrained_cfg(config.model.name)
+    elif cfg is not None and len(cfg.mean) == chosen.channels and chosen.depth == 8:
         mean, std = tuple(cfg.mean), tuple(cfg.std)
     else:
         mean, std = measure(chosen, source, train)

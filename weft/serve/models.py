@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,6 +13,7 @@ from weft.explain.compare import with_class
 from weft.explain.exhibits import Sheet, exhibits, reading, title
 from weft.explain.explain import look
 from weft.explain.pictures import PictureBatch
+from weft.models.weights.release import released_folder
 from weft.report.overlay import background, palette
 from weft.report.page import data_uri
 from weft.run.predictor import Predictor, load
@@ -21,7 +21,7 @@ from weft.serve.decoders import DecodedPicture, PictureWay
 from weft.serve.refusal import Refusal
 from weft.serve.settings import ServeSettings
 
-DEMO, DEMO_FOLDER = "demo", "fashion"  # a name in place of a folder: the model that comes with the package
+DEMO, DEMO_MODEL = "demo", "vt_resnet_nano.weft_fashion"  # a name in place of a folder, and what it stands for
 PANEL = 224  # pixels of the longer side of an explanation's pictures
 SCORES = 2**27  # numbers that a model may give for one picture: of every class at every pixel
 
@@ -129,7 +129,7 @@ def open_models(places: Sequence[str], device: str) -> list[ServedModel]:
     """The models of runs or model folders, or the one that comes with the package, each under a name of its own."""
     if not places:
         raise WeftError("No model given; name runs or model folders, or demo.")
-    folders = [Path(str(files("weft.serve"))) / DEMO_FOLDER if _is_demo(place) else Path(place) for place in places]
+    folders = [released_folder(DEMO_MODEL) if _is_demo(place) else Path(place) for place in places]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise WeftError("The same model is given twice; name each folder once.")
     for folder in folders:

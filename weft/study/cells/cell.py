@@ -55,6 +55,7 @@ class Result:
     curve: list[dict[str, Any]] = field(default_factory=list)  # a row for each epoch: train_loss, val_top1, seconds
     speed: float = 0.0  # pictures per second in training; 0 of a single step, which has no time between two
     seconds: float = 0.0  # of the whole cell: start, training, evaluation
+    memory: int = 0  # bytes of the GPU, at most, with pictures that are kept there; 0 on a CPU
     error: str = ""  # why there are no metrics, in one line; the next call tries again
 
     @property
@@ -112,8 +113,14 @@ def read_curve(study: Path, cell: Cell) -> list[float]:
 
 def train_cell(folder: Path, device: str) -> Result:
     """Trains what `folder`/cell.json says, or resumes it, and writes its result."""
+    import torch
+
     from weft.engine.lock import STATE, locked
 
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats(device)
     cell = Cell(**read_json(folder / "cell.json"))
     begin = time.monotonic()
     with locked(folder), open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
@@ -126,6 +133,7 @@ def train_cell(folder: Path, device: str) -> Result:
             curve=curve,
             speed=_speed(rows),
             seconds=time.monotonic() - begin,
+            memory=torch.cuda.max_memory_allocated(device) if on_gpu else 0,
         )
         if result.score is None:
             raise WeftError("there are no validation pictures to compare by; name some with --val")

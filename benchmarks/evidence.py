@@ -1,0 +1,267 @@
+"""The papers' claims on real pictures: trains what benchmarks/evidence.yaml plans, and keeps what came of it.
+
+    python benchmarks/evidence.py --prepare PACKED --data data     # the sets, out of their mosaics and archives
+    python benchmarks/evidence.py --list                           # the plan, with what it costs on a GPU
+    python benchmarks/evidence.py E1 E9 --data data --seeds 3 --jobs 6 --minutes 9
+    python -m tools.evidence                                       # writes docs/evidence.md
+
+Names are those of claims or of studies. What a file of results has already is not trained again; a cell that was
+stopped goes on from its last state, where --work is still there. Results are written after each cell, into a file of
+the day in --out; files from other machines lie beside it, as evidence-*.json of any name.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from datetime import date
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import torch
+from evidence_design import WEIGHTS, Design, Place, Study, read_design
+from real_runs import make_shards
+
+from weft.catalog.measured import measured
+from weft.config import Config, override, read_yaml
+from weft.documents import read_json
+from weft.engine.state import locked
+from weft.files import write_text
+from weft.report.text import columns
+from weft.study.ablate.costs import Cost, count_cost, count_network
+from weft.study.ablate.run import may_start_until
+from weft.study.ablate.tables import Network
+from weft.study.cells.cell import Cell, Result, cell_folder, read_result
+from weft.study.cells.workers import MayStart, run_cells
+
+RESULTS = Path(__file__).with_name("results")
+START = 6.0  # seconds of a cell beside its steps on a GPU, estimated
+FLOPS = 10e12  # a second in training, of the slowest network measured at 32 pixels; for those not measured
+ARCHIVES = {  # the sets that come as archives: where each is unpacked
+    "imagenette-subset": {"train": "imagenette-subset/train", "val": "imagenette-subset/val"},
+    "camvid": {part: f"camvid/{part}" for part in ("train", "val", "test")},
+}
+TESTS = {"cifar10": 10_000, "cifar10-2000": 2_000}  # test pictures
+
+
+class TimeUp(Exception):
+    """Ends all trainings; what they were at is on the disk."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="claims or studies; by default all, the most telling first")
+    parser.add_argument("--list", action="store_true", help="print the plan, train nothing")
+    parser.add_argument("--prepare", type=Path, metavar="PACKED", help="make the sets in --data from these")
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--work", type=Path, default=Path("runs/evidence"), help="where the runs go")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=0, help="cells at once; 0: one for each GPU")
+    parser.add_argument("--minutes", type=float, default=0, help="end all after so long; 0: when all is done")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    design = read_design()
+    done = {row["key"] for folder in (RESULTS, args.out) for row in read_rows(folder)}
+    studies = design.chosen(args.names)
+    if args.prepare:
+        prepare(args.prepare, args.data, {design.data[study.data].source for study in studies})
+    elif args.list:
+        print_plan(design, studies, args.seeds, done)
+    else:
+        run(design, studies, done, args)
+
+
+# Results ----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all files of results, the oldest first."""
+    return [row for file in sorted(folder.glob("evidence-*.json")) for row in read_json(file)["rows"]]
+
+
+def store(folder: Path, row: dict[str, Any]) -> None:
+    """Adds a row to the file of its day."""
+    file = folder / f"evidence-{row['date']}.json"
+    rows = read_json(file)["rows"] if file.exists() else []
+    content = {"what": "benchmarks/evidence.py: a row for each training", "rows": [*rows, row]}
+    write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def describe(design: Design, place: Place, result: Result, run: Path, jobs: int) -> dict[str, Any]:
+    """What is kept of a training."""
+    last, score = result.curve[-1], f"val_{score_name(result)}"
+    parameters, macs = costs(design, place, run)
+    gpu = torch.cuda.is_available()
+    return {
+        "key": design.key(place),
+        **{"study": place.study, "row": place.row, "part": place.part, "seed": place.seed},
+        **{"score": score_name(result), "value": result.score, "n": result.metrics.get("n")},
+        **{"parameters": parameters, "macs": macs, "steps": last["step"], "epochs": result.cell.settings["run.epochs"]},
+        "curve": [[row["step"], row[score]] for row in result.curve if row.get(score) is not None],
+        **{"seconds": round(result.seconds, 1), "pictures_per_second": result.speed, "memory": result.memory},
+        "jobs": jobs,
+        "device": torch.cuda.get_device_name() if gpu else f"{torch.get_num_threads()} threads, {platform.machine()}",
+        **{"torch": torch.__version__, "date": date.today().isoformat()},
+    }
+
+
+def score_name(result: Result) -> str:
+    return next(name for name, value in result.metrics.items() if value == result.score)
+
+
+def costs(design: Design, place: Place, run: Path) -> tuple[int, int]:
+    """Parameters and MACs of the network that the run made of the cell."""
+    config = override(Config(), read_yaml(run / "config.yaml"))
+    dense = config.model.head not in ("auto", "linear", "")
+    head: dict[str, Any] = dict(head=config.model.head, head_args=config.model.head_args) if dense else {}
+    classes = design.data[design.studies[place.study].data].classes
+    return count_network(
+        Network(config.model.name, config.model.args, **head), config.augment.img_size, classes, config.data.channels
+    )
+
+
+# Training ---------------------------------------------------------------------------------------------------------
+
+
+def run(design: Design, studies: Sequence[Study], done: set[str], args: argparse.Namespace) -> None:
+    """Trains what has no result yet, in the order of the plan, until all is done or the time is up."""
+    end = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(args.work):
+            for places in waves(design, studies, args.seeds, done, args.work, args.data):
+                alone = design.studies[places[0].study].alone
+                run_wave(design, places, 1 if alone else args.jobs, end, args)
+    except TimeUp:
+        print("The time is up; the same command goes on.", flush=True)
+    except KeyboardInterrupt:
+        sys.exit("Stopped; the same command goes on.")
+
+
+def waves(
+    design: Design, studies: Sequence[Study], seeds: int, done: set[str], work: Path, data: Path
+) -> Iterator[list[Place]]:
+    """Groups of cells that may run beside each other, none twice; weights come before what begins with them."""
+    planned = set(done)
+    for (_, _), group in groupby(studies, key=lambda study: (study.alone, study.init)):
+        places = [place for study in group for place in study.places(seeds) if design.key(place) not in planned]
+        sources = dict.fromkeys(design.source(place) for place in places if design.studies[place.study].init)
+        missing = [place for place in sources if not has_weights(design, place, data, work)]
+        planned |= {design.key(place) for place in [*places, *missing]}
+        yield from filter(None, (missing, places))
+
+
+def has_weights(design: Design, place: Place, data: Path, work: Path) -> bool:
+    return (cell_folder(work, design.resolved(place, data, work)) / "run" / WEIGHTS).exists()
+
+
+def run_wave(design: Design, places: Sequence[Place], jobs: int, end: float, args: argparse.Namespace) -> None:
+    """Trains cells beside each other and stores each that is over."""
+    cells = {place: design.resolved(place, args.data, args.work) for place in places}
+    by_key = {cell.key: place for place, cell in cells.items()}
+    stored: set[str] = set()
+
+    def watch(states: dict[str, str]) -> None:
+        for key, state in states.items():
+            place = by_key[key]
+            result = read_result(args.work, cells[place]) if state == "done" else None
+            if result is not None and design.key(place) not in stored:
+                stored.add(design.key(place))
+                row = describe(design, place, result, cell_folder(args.work, cells[place]) / "run", jobs)
+                store(args.out, row)
+                text = f"{place.study} / {place.row} / {place.part:g}, seed {place.seed}"
+                print(f"{text:60} {row['score']} {row['value']:7.2%}  {row['seconds']:6.0f} s", flush=True)
+        if time.monotonic() > end:
+            raise TimeUp
+
+    in_time = until(end)
+    results = run_cells(args.work, list(cells.values()), jobs=jobs, device=args.device, watch=watch, may_start=in_time)
+    for place, result in zip(places, results, strict=True):
+        if result.error:
+            print(f"{place.study} / {place.row} / {place.part:g}, seed {place.seed}: {result.error}", flush=True)
+
+
+def until(end: float) -> MayStart:
+    """Whether a cell is over by `end`, as far as its row's earlier seeds tell; none begins after it."""
+    in_time = may_start_until(end)
+
+    def may_start(cell: Cell, done: Sequence[Result]) -> bool:
+        return time.monotonic() < end and in_time(cell, done)
+
+    return may_start
+
+
+# The plan ---------------------------------------------------------------------------------------------------------
+
+
+def print_plan(design: Design, studies: Sequence[Study], seeds: int, done: set[str]) -> None:
+    """A line for each study: cells, and estimated minutes of one GPU if nothing shared it."""
+    rows, total = [["study", "claims", "cells", "done", "GPU minutes", "what"]], 0.0
+    for study in studies:
+        places = list(study.places(seeds))
+        over = sum(design.key(place) in done for place in places)
+        minutes = sum(estimate(design, place) for place in places if design.key(place) not in done) / 60
+        total += minutes
+        parts = ", ".join(f"{part:.0%}" for part in study.lengths)
+        what = f"{len(study.trained)} rows of {study.table}, {study.data} at {study.img_size}: {parts}"
+        what += ", alone" if study.alone else ""
+        rows.append([study.name, " ".join(study.claims), str(len(places)), str(over), f"{minutes:.1f}", what])
+    for line in columns(rows, right=(2, 3, 4)):
+        print(line)
+    print(f"In all {total:.0f} minutes of an H200 with one cell at a time: estimated from measured speeds and MACs.")
+
+
+def estimate(design: Design, place: Place) -> float:
+    """Seconds of a cell on a GPU of its own."""
+    study, cell = design.studies[place.study], design.studies[place.study].cell(place)
+    data = design.data[study.data]
+    seen = cell.settings["run.epochs"] * cell.settings["data.fraction"] * data.pictures
+    return START + seen / speed(cell, study.img_size, data.classes)
+
+
+def speed(cell: Cell, img_size: int, classes: int) -> float:
+    """Training pictures a second on an H200: measured for this model, in proportion to MACs; or what they suggest."""
+    cost = count_once(cell.model, json.dumps(dict(cell.switches)), img_size, classes)
+    if cost is None:
+        return float("nan")
+    for row in measured():
+        if (row.model, row.size) == (cell.model, img_size) and "cuda" in row.speed:
+            usual = count_once(row.model, json.dumps(row.args), img_size, classes)
+            return row.speed["cuda"] * (usual or cost).macs / cost.macs
+    return FLOPS / (6e9 * cost.macs)
+
+
+@cache
+def count_once(model: str, switches: str, img_size: int, classes: int) -> Cost | None:
+    return count_cost(Network(model, json.loads(switches)), img_size, classes)
+
+
+# The sets ---------------------------------------------------------------------------------------------------------
+
+
+def prepare(packed: Path, data: Path, wanted: set[str]) -> None:
+    """Makes shards of CIFAR-10's mosaics and folders of the archives, where they are not there yet."""
+    data.mkdir(parents=True, exist_ok=True)
+    for name, tests in TESTS.items():
+        if name in wanted and not (data / name).exists():
+            make_shards(packed / "cifar10", data / name, tests)
+    for name, parts in ARCHIVES.items():
+        for archive, folder in parts.items():
+            if any(source.endswith(name) for source in wanted) and not (data / folder).exists():
+                with zipfile.ZipFile(packed / name / f"{archive}.zip") as file:
+                    file.extractall(data / folder)
+    weights = packed / "resnet50-imagenet" / "resnet50_v1_fp16.safetensors"
+    if "camvid:camvid" in wanted and not (data / weights.name).exists():
+        copyfile(weights, data / weights.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The page of evidence: its rule, against intervals computed by hand, and what it says of made-up results."""
+
+import json
+import re
+import statistics
+from dataclasses import replace
+
+import pytest
+import scipy.stats
+
+from tools import evidence  # puts benchmarks/ on the path
+from tools.evidence import FAILS, HOLDS, NOT_RUN, OPEN, PARTLY, gather, judge, verdict, write_page
+from weft.study.ablate.tables import find_table
+
+import evidence as program  # isort: skip
+from evidence_design import DESIGN, Place, locate, read_design  # isort: skip
+
+BETTER = {"better": "small / CvT", "than": "small / DeiT-T"}
+MATCHES = {"matches": "small / CvT", "to": "small / DeiT-T", "within": 0.5}
+
+
+@pytest.fixture(scope="module")
+def design():
+    return read_design()
+
+
+def kept(design, place, value, **more):
+    """A row as benchmarks/evidence.py writes it."""
+    facts = dict(score="top1", n=2000, parameters=1_230_000, macs=33_000_000, steps=5865, epochs=15, curve=[])
+    facts |= dict(seconds=21.5, pictures_per_second=70_000.0, memory=2**30, jobs=6, device="GPU", torch="2")
+    return {"key": design.key(place), **vars(place), "value": value, **facts, "date": "2026-01-01", **more}
+
+
+def rows(design, row, values, study="small", part=1.0, **more):
+    return [kept(design, Place(study, row, part, seed), value, **more) for seed, value in enumerate(values)]
+
+
+def state(design, check, cvt, deit):
+    found = gather(design, [*rows(design, "CvT", cvt), *rows(design, "DeiT-T", deit)])
+    return judge(check, design, found).state
+
+
+def by_hand(values, base):
+    """The half of the interval and the mean, by scipy."""
+    differences = [a - b for a, b in zip(values, base, strict=True)]
+    half = scipy.stats.sem(differences) * scipy.stats.t.ppf(0.975, len(differences) - 1)
+    return statistics.fmean(differences), half
+
+
+@pytest.mark.parametrize("gain", [-0.03, -0.006, -0.003, 0.0, 0.003, 0.006, 0.03])
+def test_a_check_is_decided_by_the_interval(design, gain):
+    base, values = [0.50, 0.52, 0.51], [0.50 + gain, 0.523 + gain, 0.512 + gain]
+    mean, half = by_hand(values, base)
+    for check, limit in ((BETTER, 0.0), (MATCHES, -0.005)):
+        expected = HOLDS if mean - half > limit else FAILS if mean + half < limit else OPEN
+        assert state(design, check, values, base) == expected
+
+
+def test_one_seed_decides_nothing(design):
+    assert state(design, BETTER, [0.9], [0.1]) == OPEN
+    assert state(design, BETTER, [0.9, 0.9, 0.9], []) == NOT_RUN
+
+
+def test_only_seeds_of_both_rows_count(design):
+    """Three against two: of the third nothing is known."""
+    mean, _ = by_hand([0.60, 0.62], [0.5, 0.5])
+    found = gather(design, [*rows(design, "CvT", [0.60, 0.62, 0.10]), *rows(design, "DeiT-T", [0.5, 0.5])])
+    difference = judge(BETTER, design, found).difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(mean)
+
+
+def test_a_number_is_reached_or_not(design):
+    check = {"reaches": "small / CvT", "value": 95.5}
+    for values, expected in (
+        ([0.960, 0.961, 0.962], HOLDS),
+        ([0.950, 0.951, 0.952], FAILS),
+        ([0.95, 0.96, 0.96], OPEN),
+    ):
+        assert judge(check, design, gather(design, rows(design, "CvT", values))).state == expected
+
+
+def test_macs_are_counted(design):
+    check = {"cheaper": "small / CvT", "than": "small / DeiT-T"}
+    cheap, dear = rows(design, "CvT", [0.1], macs=1), rows(design, "DeiT-T", [0.1], macs=2)
+    assert judge(check, design, gather(design, [*cheap, *dear])).state == HOLDS
+    turned = [*rows(design, "CvT", [0.1], macs=2), *rows(design, "DeiT-T", [0.1], macs=2)]
+    assert judge(check, design, gather(design, turned)).state == FAILS
+    assert judge(check, design, gather(design, cheap)).state == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([HOLDS, HOLDS], HOLDS),
+        ([HOLDS, OPEN], PARTLY),
+        ([HOLDS, NOT_RUN], PARTLY),
+        ([HOLDS, FAILS], PARTLY),
+        ([FAILS, FAILS], FAILS),
+        ([FAILS, OPEN], FAILS),
+        ([OPEN, NOT_RUN], OPEN),
+        ([NOT_RUN, NOT_RUN], NOT_RUN),
+    ],
+)
+def test_a_claim_is_what_its_checks_are(states, expected):
+    assert verdict(states) == verdict(states[::-1]) == expected
+
+
+def test_every_check_names_rows_that_are_trained(design):
+    """And every study an existing table, data and claims; weights come from a study with the same rows."""
+    for claim in design.claims.values():
+        for check in claim.checks:
+            assert judge(check, design, {}).state == NOT_RUN
+    for study in design.studies.values():
+        assert {*study.claims} <= {*design.claims}
+        for place in study.places(1):
+            cell = design.studies[place.study].cell(place)
+            assert cell.data in design.data
+            if study.init:
+                assert design.source(place).row in [row.name for row in design.studies[study.init].trained]
+    for file in (DESIGN.parent / "tables").glob("*.yaml"):
+        find_table(str(file))  # makes each network
+
+
+def test_rows_of_a_comparison_take_equal_steps(design):
+    """But for those that the paper trains longer: epochs times the part of the pictures are the same."""
+    for study in design.studies.values():
+        for part, epochs in study.lengths.items():
+            for row in study.trained:
+                settings = study.cell(Place(study.name, row.name, part)).settings
+                seen = settings["run.epochs"] * settings["data.fraction"]
+                assert seen == pytest.approx(epochs * part * row.epochs * row.fraction, rel=0.01)
+                assert row.epochs * row.fraction == pytest.approx(3 if row.name.endswith("3x") else 1, rel=0.01)
+
+
+def test_places_of_data(tmp_path):
+    assert locate("demo:nuclei", tmp_path) == "demo:nuclei"
+    assert locate("camvid:camvid", tmp_path) == f"camvid:{tmp_path / 'camvid'}"
+    assert locate("cifar10", tmp_path) == str(tmp_path / "cifar10")
+
+
+def test_results_of_another_design_are_left_out(design):
+    found = rows(design, "CvT", [0.6])
+    assert gather(design, found)
+    study = design.studies["small"]
+    changed = replace(design, studies={**design.studies, "small": replace(study, batch=study.batch + 1)})
+    assert not gather(changed, found)
+    assert not gather(design, [{**found[0], "study": "gone"}])
+
+
+def test_a_page_without_results_has_no_numbers(design, tmp_path):
+    write_page(design, {}, tmp_path / "evidence.md", tmp_path)
+    page = (tmp_path / "evidence.md").read_text()
+    states = re.findall(r"Here: \*\*(.*?)\*\*", page)
+    assert states == [NOT_RUN] * len(design.claims)
+    assert "±" not in page
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_a_page_says_what_the_files_say(design, tmp_path):
+    store = [
+        *rows(design, "CvT", [0.70, 0.71, 0.72]),
+        *rows(design, "DeiT-T", [0.60, 0.61, 0.62]),
+        *rows(design, "CvT", [0.30, 0.31, 0.32], part=0.01),
+        *rows(design, "CvT", [0.50], study="pace", steps=390),
+    ]
+    for row in store:
+        program.store(tmp_path, row)
+    write_page(design, gather(design, program.read_rows(tmp_path)), tmp_path / "evidence.md", tmp_path)
+    page = (tmp_path / "evidence.md").read_text()
+    assert "| CvT is better than DeiT-T | +10.00" in page
+    assert re.search(r"\| small \| CvT \| 100% \| 71\.00 ± 1\.00 top1 \| 3 \| 5,865 \| 1\.23 M \| 0\.033 G", page)
+    assert re.findall(r"\| small \| (\w+).*\| 1% \|", page)[0] == "CvT"
+    assert "![" in page
+    assert {file.stem for file in tmp_path.glob("*.svg")} == {"evidence-data", "evidence-seconds"}
+    assert "E7: CETNet is a better backbone" in page
+
+
+def test_seconds_are_pictures_over_the_pace_alone(design):
+    found = gather(
+        design,
+        [*rows(design, "CvT", [0.7], steps=1000), *rows(design, "CvT", [0.5], study="pace", steps=100, jobs=1)],
+    )
+    (timed,) = evidence.time_points(design, found)
+    batch = design.studies["small"].batch
+    assert sorted(timed.points) == [(100 * batch / 70_000, 50.0), (1000 * batch / 70_000, 70.0)]
+
+
+TINY = """
+data:
+  clothes: {source: "demo:fashion", pictures: 6000, classes: 10}
+claims:
+  A: {title: a claim, paper: none, checks: [{better: first / one, than: first / two}]}
+studies:
+  first: &study
+    {claims: [A], table: tiny.yaml, size: nano, data: clothes,
+     img_size: 28, batch: 20, recipe: quick, lengths: {0.01: 1}}
+  second: {<<: *study, rows: [one], init: first}
+"""
+TABLE = """
+title: two of a kind
+rows:
+  - {name: one, model: cvt_13, nano: {model: cvt_nano, switches: {depths: [1, 1, 1]}}}
+  - {name: two, model: cvt_13, nano: {model: cvt_nano, switches: {depths: [1, 1, 2]}}}
+"""
+
+
+def test_the_program_trains_each_cell_once_and_goes_on(tmp_path, monkeypatch, capsys):
+    """Stopped after the first cell, then asked for the rest, among it one that begins with another's weights."""
+    file = tmp_path / "design.yaml"
+    file.write_text(TINY)
+    (tmp_path / "tiny.yaml").write_text(TABLE)
+    monkeypatch.setattr("evidence_design.DESIGN", file)
+    monkeypatch.setattr(program, "read_design", lambda: read_design(file))
+
+    def call(*more):
+        places = ("--data", tmp_path, "--work", tmp_path / "work", "--out", tmp_path / "out", "--device", "cpu")
+        monkeypatch.setattr("sys.argv", [*map(str, ("evidence.py", "--seeds", 1, "--jobs", 1, *places, *more))])
+        program.main()
+        return program.read_rows(tmp_path / "out")
+
+    call("--list")
+    assert "first" in capsys.readouterr().out
+    assert call("first", "--minutes", 1e-6) == []
+    assert "time is up" in capsys.readouterr().out
+    first = call("first")
+    assert [row["row"] for row in first] == ["one", "two"]
+    assert first[0]["steps"] == 3
+    assert first[0]["parameters"] < first[1]["parameters"]
+    assert call()[:2] == first  # kept as they are
+    assert [row["study"] for row in call()] == ["first", "first", "second"]
+    configs = [json.loads(one.read_text()) for one in (tmp_path / "work" / "cells").glob("*/cell.json")]
+    assert len(configs) == 3
+    assert [one["settings"]["model.init"] for one in configs if "model.init" in one["settings"]]
