@@ -48,16 +48,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--runs", nargs="*", default=[], help="trained runs, for what eight bits lose")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--files", type=Path, help="folder where exported files stay, and are taken from the next time")
     parser.add_argument("--out", type=Path, help="folder for a JSON file with the numbers")
     args = parser.parse_args()
-    torch.manual_seed(0)
     found = GivenPictures(args.pictures)
     some = [
         decode(found.open(i), channels=3) for i in range(0, len(found.files), max(1, len(found.files) // CALIBRATION))
     ]
     result: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine(), "picture": some[0].shape[:2]}
     with tempfile.TemporaryDirectory() as folder:
-        calls = {name: prepare(name, some, Path(folder)) for name in args.models}
+        calls = {name: prepare(name, some, args.files or Path(folder)) for name in args.models}
         result["milliseconds"] = timed(calls, some[0], args.rounds)
         result["runs"] = {Path(run).name: points(run, Path(folder)) for run in args.runs}
     print(f"\none picture of {some[0].shape[0]} x {some[0].shape[1]}, milliseconds, medians of {args.rounds} rounds")
@@ -75,12 +75,14 @@ def main() -> None:
 
 def prepare(name: str, pictures: list[np.ndarray], folder: Path) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """The ways to an answer, of which all but the last must agree."""
+    torch.manual_seed(0)  # the weights of a file that is there already
     model = timm.create_model(name).eval()
     facts = TaskFacts([str(i) for i in range(1000)], timms_preprocessing(model), torch.device("cpu"))
     predictor = Predictor(model, make_task("classify", Config(), facts))
     form, file, small = ClassifyForm(predictor).eval(), folder / f"{name}.onnx", folder / f"{name}.int8.onnx"
-    write_onnx(form, file, None, {"weft": weft.__version__})
-    quantise(file, small, [picture[None] for picture in pictures])
+    if not small.exists():
+        write_onnx(form, file, None, {"weft": weft.__version__})
+        quantise(file, small, [picture[None] for picture in pictures])
 
     def by_torch(used: Predictor) -> Callable[[np.ndarray], np.ndarray]:
         return lambda picture: used.infer(used.preprocessing.picture(picture)[None]).softmax(1).numpy()

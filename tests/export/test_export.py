@@ -42,6 +42,7 @@ from weft.export import export as home
 from weft.export.agreement import Agreement, AgreementRow, Limits, as_input, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
+from weft.export.folder import put
 from weft.export.form import Gap
 from weft.export.graph import TorchFile, translations, write_onnx, write_torch
 from weft.export.segment import SegmentForm
@@ -414,6 +415,28 @@ def test_places(runs, tmp_path):
     refused(command("export", runs["classify"], "--out", runs["classify"].parent / "labels/x"), "inside the data")
     refused(command("export", tmp_path / "none"), "does not exist")
     refused(command("export", runs["segment"], "--out", tmp_path / "o", "--test.flip"), "looks once")
+
+
+def test_an_earlier_export_of_the_run_is_replaced(runs, tmp_path):
+    """By the command that made it, said once more; with anything of the user's beside it, or of another run, never."""
+    out, again = tmp_path / "out", ("export", runs["classify"], "--to", "safetensors", "--pictures", "3", "--out")
+    exported(runs["classify"], out, "--to", "safetensors")
+    (out / "model.safetensors").write_bytes(b"old")
+    assert command(*again, out)[0] == 0
+    assert (out / "model.safetensors").stat().st_size > 1000
+    assert json.loads((out / "agreement.json").read_text())["rows"][0]["pictures"] == 3
+    assert [*tmp_path.iterdir()] == [out]
+    refused(command("export", runs["segment"], "--to", "safetensors", "--out", out), "not an empty folder")
+    (out / "notes.txt").write_text("mine")
+    refused(command(*again, out), "'notes.txt', which would be lost")
+
+
+def test_an_earlier_export_is_back_where_the_next_one_fails(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/model.json").write_text("earlier")
+    with pytest.raises(OSError, match="gone"):
+        put(tmp_path / "gone", tmp_path / "out")
+    assert (tmp_path / "out/model.json").read_text() == "earlier"
 
 
 def test_missing_library(runs, tmp_path, monkeypatch):

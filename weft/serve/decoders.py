@@ -35,6 +35,7 @@ TRIES = 2  # processes that may end over a picture before it is to blame
 START = 120.0  # seconds for a process to say hello, imports included
 SPARE = 768 * 2**20  # bytes that a process may take beyond what it has at its start, and
 PER_PIXEL = 24  # for each pixel that is allowed
+DARK = 1 / 16  # of white: all that values of 12 bits reach in a file of 16
 log = logging.getLogger("weft.serve")
 
 
@@ -112,6 +113,8 @@ def _decode(data: bytes, way: PictureWay) -> tuple[dict[str, Any], bytes]:
         detail = f"while decoding a picture of {len(data)} bytes: {type(error).__name__}: {error}"
         return {"status": 422, "error": "it cannot be decoded", "detail": detail}, b""
     notes = notes_on(seen)
+    if seen.depth == 16 and 0 < pixels.max() <= (DARK if pixels.dtype.kind == "f" else 255 * DARK):
+        notes.append("its values are small for 16 bits, perhaps those of 12: the model saw it nearly black")
     if preprocessing is not way.preprocessing:
         notes.append(f"the model saw it as {pixels.shape[2]} x {pixels.shape[1]} pixels")
     found = {"shape": pixels.shape, "dtype": pixels.dtype.name, "notes": notes}
