@@ -23,8 +23,8 @@ from weft.export.agreement import Agreement
 
 FAMILIES = ("ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano")
 CLASSES: dict[str, Any] = dict(recipe="quick", img_size=64, epochs=1)
-MASKS: dict[str, Any] = dict(recipe="segment", img_size=96, epochs=2)
-BOXES: dict[str, Any] = dict(recipe="detect", img_size=128, epochs=6)
+MASKS: dict[str, Any] = dict(recipe="segment", img_size=96, epochs=1)
+BOXES: dict[str, Any] = dict(recipe="detect", img_size=128, epochs=2)
 SEGMENTERS, DETECTORS = ("fpn", "vt-fpn", "upernet"), ("mask-rcnn", "faster-rcnn")  # taken in turn
 
 
@@ -48,10 +48,9 @@ def main() -> None:
                 found = weft.export(run, folder / f"{run.name}-{to}", to=to, pictures=args.pictures).agreement
                 reports[f"{run.name} {to}"] = found.to_dict()
                 print(f"{run.name:28} {to:6} {words(found)}", flush=True)
-    if args.out:
-        path = args.out / f"export_agreement-{result['date']}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"Wrote {path}")
+                if args.out:  # what is there already is not lost where a later one fails
+                    path = args.out / f"export_agreement-{result['date']}.json"
+                    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def trained(args: argparse.Namespace, folder: Path) -> Iterator[Path]:
