@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from datetime import date
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,17 @@ import weft
 from weft.export.agreement import Agreement
 
 FAMILIES = ("ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano")
-CLASSES: dict[str, Any] = dict(recipe="quick", img_size=64, epochs=1)
-MASKS: dict[str, Any] = dict(recipe="segment", img_size=96, epochs=1)
-BOXES: dict[str, Any] = dict(recipe="detect", img_size=128, epochs=2)
+COMMON: dict[str, Any] = dict(run__report=False, quiet=True)
+CLASSES: dict[str, Any] = dict(COMMON, recipe="quick", img_size=64, epochs=1)
+MASKS: dict[str, Any] = dict(COMMON, recipe="segment", img_size=96, epochs=1)
+BOXES: dict[str, Any] = dict(COMMON, recipe="detect", img_size=128, epochs=2)
+NARROW: dict[str, dict[str, Any]] = {  # heads that a CPU is done with in a moment
+    "fpn": dict(channels=32, head_channels=32),
+    "vt-fpn": dict(channels=32, head_channels=32),
+    "upernet": dict(channels=32, aux_channels=16),
+    "mask-rcnn": dict(channels=32, box_width=64, proposals=100),
+    "faster-rcnn": dict(channels=32, box_width=64, proposals=100),
+}
 SEGMENTERS, DETECTORS = ("fpn", "vt-fpn", "upernet"), ("mask-rcnn", "faster-rcnn")  # taken in turn
 
 
@@ -43,7 +51,7 @@ def main() -> None:
     result |= {"onnxruntime": onnxruntime.__version__, "reports": (reports := {})}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for run in (*trained(args, folder), *map(Path, args.runs)):
+        for run in chain(trained(args, folder), map(Path, args.runs)):
             for to in args.to:
                 found = weft.export(run, folder / f"{run.name}-{to}", to=to, pictures=args.pictures).agreement
                 reports[f"{run.name} {to}"] = found.to_dict()
@@ -59,8 +67,8 @@ def trained(args: argparse.Namespace, folder: Path) -> Iterator[Path]:
     for data, settings, heads in plans:
         for model, head in zip(args.families, cycle(heads), strict=False):
             if data:
-                own = {**settings, "model": model, **({"head": head} if head else {})}
-                yield weft.train(data, out=folder / f"{model} {head}".strip(), quiet=True, **own).folder
+                own = {**settings, "model": model, **({"head": head, "model__head_args": NARROW[head]} if head else {})}
+                yield weft.train(data, out=folder / f"{model} {head}".strip(), **own).folder
 
 
 def words(found: Agreement) -> str:

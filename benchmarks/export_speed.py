@@ -3,7 +3,7 @@
     python benchmarks/export_speed.py PICTURES [--models cvt_13 resnet50] [--runs RUN ...] [--out benchmarks/results]
 
 Each takes one decoded picture and gives probabilities: torch with Weft's preprocessing and the plain model, the file
-with what it has inside. Every round times all of them in turn; the table has medians. Models by name have random
+with what it has inside. Every round times all of them in turn, the table has medians. Models by name have random
 weights, which take the same time. `--runs` adds trained ones, with their metric before and after, of which eight bits
 take something.
 """
@@ -39,6 +39,7 @@ from weft.tasks.task import TaskFacts
 
 MODELS = ["ceit_tiny", "vitae_tiny", "vt_resnet18", "cvt_13", "cetnet_tiny", "resnet50", "deit_small_patch16_224"]
 CALIBRATION = 16  # pictures
+PAUSE, IN_A_ROW = 0.2, 3  # seconds before the calls of one in a round, and their number
 KINDS = ("torch", "fused", "onnx", "int8")
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("pictures", help="a folder of photographs")
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--runs", nargs="*", default=[], help="trained runs, for what eight bits lose")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--files", type=Path, help="folder where exported files stay, and are taken from the next time")
     parser.add_argument("--out", type=Path, help="folder for a JSON file with the numbers")
     args = parser.parse_args()
@@ -101,13 +102,21 @@ def prepare(name: str, pictures: list[np.ndarray], folder: Path) -> dict[str, Ca
 
 
 def timed(calls: dict[str, dict[str, Callable[..., Any]]], picture: np.ndarray, rounds: int) -> dict[str, Any]:
+    """Medians of the calls of all rounds.
+
+    Threads of onnxruntime and of OpenMP wait for their next work without rest, for a moment: whoever comes right after
+    them has a core less. So each has its calls in a row, behind a pause and one call that does not count.
+    """
     taken = {(name, kind): [] for name, kinds in calls.items() for kind in kinds}
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(rounds):
         for (name, kind), times in taken.items():
-            start = time.perf_counter()
+            time.sleep(PAUSE)
             calls[name][kind](picture)
-            times.append(1000 * (time.perf_counter() - start))
-    return {n: {k: round(statistics.median(taken[n, k][1:]), 2) for k in kinds} for n, kinds in calls.items()}
+            for _ in range(IN_A_ROW):
+                start = time.perf_counter()
+                calls[name][kind](picture)
+                times.append(1000 * (time.perf_counter() - start))
+    return {n: {k: round(statistics.median(taken[n, k]), 2) for k in kinds} for n, kinds in calls.items()}
 
 
 def points(run: str, folder: Path) -> dict[str, Any]:

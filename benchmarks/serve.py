@@ -431,14 +431,18 @@ class Probes:
 
 
 def memory_of(pid: int) -> float:
-    """Megabytes of a server and the processes below it, shared pages divided among those who share them."""
+    """Megabytes that a server and the processes below it have written; what they share is divided among them.
+
+    Pages of files are left out: those of torch's libraries grow when another process that uses them ends.
+    """
     total, waiting = 0, [pid]
     while waiting:
         one = waiting.pop()
         try:
-            total += int(Path(f"/proc/{one}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
+            text = Path(f"/proc/{one}/smaps_rollup").read_text()
         except OSError:
             continue
+        total += sum(int(text.split(kind)[1].split()[0]) for kind in ("Pss_Anon:", "Pss_Shmem:"))
         waiting += _children(one)
     return round(total / 1024, 1)
 

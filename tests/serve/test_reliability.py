@@ -219,7 +219,7 @@ def test_s3_memory_stays_the_same(served, photo):
     pids = [os.getpid(), *served.service.decoders.pids]
     before = memory(pids)
     ask(800)
-    assert memory(pids) - before < 24
+    assert memory(pids) - before < 4
 
 
 def test_s4_health_answers_under_full_load(runs, photo):
