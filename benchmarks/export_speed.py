@@ -81,8 +81,9 @@ def prepare(name: str, pictures: list[np.ndarray], folder: Path) -> dict[str, Ca
     facts = TaskFacts([str(i) for i in range(1000)], timms_preprocessing(model), torch.device("cpu"))
     predictor = Predictor(model, make_task("classify", Config(), facts))
     form, file, small = ClassifyForm(predictor).eval(), folder / f"{name}.onnx", folder / f"{name}.int8.onnx"
-    if not small.exists():
+    if not file.exists():
         write_onnx(form, file, None, {"weft": weft.__version__})
+    if not small.exists():
         quantise(file, small, [picture[None] for picture in pictures])
 
     def by_torch(used: Predictor) -> Callable[[np.ndarray], np.ndarray]:

@@ -140,6 +140,29 @@ def test_suppression_in_onnxruntime(tmp_path):
         assert np.array_equal(found, kept_by_torchvision(boxes, scores, 0.5).numpy())
 
 
+@pytest.mark.parametrize("axes", [4, 5])
+@pytest.mark.parametrize("masked", ["no", "by numbers", "by truth"])
+def test_attention_in_onnxruntime(tmp_path, axes, masked):
+    """Of windows, too, which have an axis more and, where a map was padded to whole ones, a mask."""
+    shape, generator = (2, 3, 4, 5, 8)[5 - axes :], torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, *shape, generator=generator).unbind()
+    masks = {"no": None, "by numbers": torch.randn(5, 5, generator=generator), "by truth": torch.eye(5) < 1}
+    mask, given = masks[masked], [q, k, v] + ([] if masked == "no" else [masks[masked]])
+
+    class Attend(nn.Module):
+        def forward(self, q, k, v, mask=None):
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    program = torch.export.export(Attend(), tuple(given))
+    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=translations())
+    assert made is not None
+    made.save(tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    names = [value.name for value in session.get_inputs()]
+    (found,) = session.run(None, dict(zip(names, [one.numpy() for one in given], strict=True)))
+    np.testing.assert_allclose(found, Attend()(q, k, v, mask).numpy(), atol=1e-6)
+
+
 # Runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -311,8 +334,12 @@ def test_eight_bits(runs, tmp_path):
     """Weights take a quarter, and the products of the preprocessing stay as they are."""
     report = exported(runs["classify"], tmp_path / "i", "--int8", "--limit", "40")
     assert report["bytes"]["file"] < report["bytes"]["torch"]
-    kinds = {node.op_type for node in onnx.load(tmp_path / "i/model.onnx").graph.node}
-    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    nodes = onnx.load(tmp_path / "i/model.onnx").graph.node
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in nodes}
+    quantised = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    products = {node.output[0] for node in nodes if node.op_type in ("MatMul", "Gemm") and node.input[1] in quantised}
+    assert products  # whose results stay as they are: what follows wants floats
+    assert not products & {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
     session = onnxruntime.InferenceSession(tmp_path / "i/model.onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["weft"])["task"] == "classify"
 
