@@ -3,7 +3,7 @@
     python benchmarks/export_speed.py PICTURES [--models cvt_13 resnet50] [--runs RUN ...] [--out benchmarks/results]
 
 Each takes one decoded picture and gives probabilities: torch with Weft's preprocessing and the plain model, the file
-with what it has inside. Every round times all of them in turn; the table has medians. Models by name have random
+with what it has inside. Every round times all of them in turn, the table has medians. Models by name have random
 weights, which take the same time. `--runs` adds trained ones, with their metric before and after, of which eight bits
 take something.
 """
@@ -39,6 +39,7 @@ from weft.tasks.task import TaskFacts
 
 MODELS = ["ceit_tiny", "vitae_tiny", "vt_resnet18", "cvt_13", "cetnet_tiny", "resnet50", "deit_small_patch16_224"]
 CALIBRATION = 16  # pictures
+PAUSE, IN_A_ROW = 0.2, 3  # seconds before the calls of one in a round, and their number
 KINDS = ("torch", "fused", "onnx", "int8")
 
 
@@ -47,17 +48,17 @@ def main() -> None:
     parser.add_argument("pictures", help="a folder of photographs")
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--runs", nargs="*", default=[], help="trained runs, for what eight bits lose")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--files", type=Path, help="folder where exported files stay, and are taken from the next time")
     parser.add_argument("--out", type=Path, help="folder for a JSON file with the numbers")
     args = parser.parse_args()
-    torch.manual_seed(0)
     found = GivenPictures(args.pictures)
     some = [
         decode(found.open(i), channels=3) for i in range(0, len(found.files), max(1, len(found.files) // CALIBRATION))
     ]
     result: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine(), "picture": some[0].shape[:2]}
     with tempfile.TemporaryDirectory() as folder:
-        calls = {name: prepare(name, some, Path(folder)) for name in args.models}
+        calls = {name: prepare(name, some, args.files or Path(folder)) for name in args.models}
         result["milliseconds"] = timed(calls, some[0], args.rounds)
         result["runs"] = {Path(run).name: points(run, Path(folder)) for run in args.runs}
     print(f"\none picture of {some[0].shape[0]} x {some[0].shape[1]}, milliseconds, medians of {args.rounds} rounds")
@@ -75,12 +76,15 @@ def main() -> None:
 
 def prepare(name: str, pictures: list[np.ndarray], folder: Path) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """The ways to an answer, of which all but the last must agree."""
+    torch.manual_seed(0)  # the weights of a file that is there already
     model = timm.create_model(name).eval()
     facts = TaskFacts([str(i) for i in range(1000)], timms_preprocessing(model), torch.device("cpu"))
     predictor = Predictor(model, make_task("classify", Config(), facts))
     form, file, small = ClassifyForm(predictor).eval(), folder / f"{name}.onnx", folder / f"{name}.int8.onnx"
-    write_onnx(form, file, None, {"weft": weft.__version__})
-    quantise(file, small, [picture[None] for picture in pictures])
+    if not file.exists():
+        write_onnx(form, file, None, {"weft": weft.__version__})
+    if not small.exists():
+        quantise(file, small, [picture[None] for picture in pictures])
 
     def by_torch(used: Predictor) -> Callable[[np.ndarray], np.ndarray]:
         return lambda picture: used.infer(used.preprocessing.picture(picture)[None]).softmax(1).numpy()
@@ -99,13 +103,21 @@ def prepare(name: str, pictures: list[np.ndarray], folder: Path) -> dict[str, Ca
 
 
 def timed(calls: dict[str, dict[str, Callable[..., Any]]], picture: np.ndarray, rounds: int) -> dict[str, Any]:
+    """Medians of the calls of all rounds.
+
+    Threads of onnxruntime and of OpenMP wait for their next work without rest, for a moment: whoever comes right after
+    them has a core less. So each has its calls in a row, behind a pause and one call that does not count.
+    """
     taken = {(name, kind): [] for name, kinds in calls.items() for kind in kinds}
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(rounds):
         for (name, kind), times in taken.items():
-            start = time.perf_counter()
+            time.sleep(PAUSE)
             calls[name][kind](picture)
-            times.append(1000 * (time.perf_counter() - start))
-    return {n: {k: round(statistics.median(taken[n, k][1:]), 2) for k in kinds} for n, kinds in calls.items()}
+            for _ in range(IN_A_ROW):
+                start = time.perf_counter()
+                calls[name][kind](picture)
+                times.append(1000 * (time.perf_counter() - start))
+    return {n: {k: round(statistics.median(taken[n, k]), 2) for k in kinds} for n, kinds in calls.items()}
 
 
 def points(run: str, folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 EDGE = "weft-edge"
+ASKED = 8  # times a second that somebody polite asks during the soak
 LUA = """
 local file = io.open("{body}", "rb")
 wrk.method, wrk.body = "POST", file:read("*a")
@@ -352,7 +354,10 @@ async def be_clients(port: int, body: bytes, clients: int, seconds: float) -> di
 
 
 def soak(args: argparse.Namespace, body: Path) -> dict[str, Any]:
-    """Four times as many clients as the queue has room for: memory over time, and every request accounted for."""
+    """Four times as many clients as the queue has room for: memory over time, and every request accounted for.
+
+    They come again at once. Beside them somebody polite asks now and then, on a connection of their own.
+    """
     import httpx
 
     queue, port = 32, 8406
@@ -363,25 +368,23 @@ def soak(args: argparse.Namespace, body: Path) -> dict[str, Any]:
         before = _counts(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
         told_in = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115  a pipe would be full before anybody reads it
         clients = subprocess.Popen([*own, str(4 * queue), str(args.soak)], stdout=told_in)
-        memory, waits = [memory_of(server.pid)], []
+        memory, probes = [memory_of(server.pid)], Probes(port, body.read_bytes())
         while clients.poll() is None:
-            try:
-                clients.wait(1.0)
-            except subprocess.TimeoutExpired:
-                begun = time.monotonic()
-                assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-                waits.append(1000 * (time.monotonic() - begun))
-                memory.append(memory_of(server.pid))
+            for _ in range(ASKED):
+                probes.ask()
+            memory.append(memory_of(server.pid))
         told = json.loads(Path(told_in.name).read_text())
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     counted = {k: v - before.get(k, 0) for k, v in _counts(text).items() if v - before.get(k, 0)}
+    counted_alone = Counter(counted) - probes.statuses  # what is left was said to the others
     answered = {status: int(count) for status, count in told["statuses"].items()}
     took = np.array(told["milliseconds"])
     found = {
         "seconds": args.soak, "clients": 4 * queue, "queue": queue, "sent": told["sent"], "answered": answered,
         "failed": told["failed"], "lost": told["sent"] - sum(answered.values()) - told["failed"],
-        "counted_by_the_server": counted, "p50": float(np.percentile(took, 50)), "p99": float(np.percentile(took, 99)),
-        "health_p99": float(np.percentile(waits, 99)) if waits else None,
+        "counted_by_the_server": dict(counted_alone),
+        "p50": float(np.percentile(took, 50)), "p99": float(np.percentile(took, 99)),
+        "polite": probes.facts(),
         "memory_mb": {"first": memory[0], "last": memory[-1], "most": max(memory)},
         "left_in_queue": float(next(x for x in text.splitlines() if x.startswith("weft_queue_pictures")).split()[1]),
     }  # fmt: skip
@@ -389,15 +392,57 @@ def soak(args: argparse.Namespace, body: Path) -> dict[str, Any]:
     return found
 
 
+class Probes:
+    """Requests on fresh connections, one after the other: for the server's health, and with a picture."""
+
+    def __init__(self, port: int, body: bytes) -> None:
+        kind = f"Content-Type: multipart/form-data; boundary={EDGE}\r\nContent-Length: {len(body)}\r\n"
+        common = f"Host: 127.0.0.1:{port}\r\nConnection: close\r\n"
+        self.port, self.statuses = port, Counter[str]()
+        self.asked = {
+            "health": f"GET /health HTTP/1.1\r\n{common}\r\n".encode(),
+            "picture": f"POST /predict HTTP/1.1\r\n{common}{kind}\r\n".encode() + body,
+        }
+        self.took: dict[str, list[float]] = {"health": [], "refusal": [], "answer": []}
+
+    def ask(self) -> None:
+        for name, sent in self.asked.items():
+            begun = time.perf_counter()
+            with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
+                connection.sendall(sent)
+                status = connection.recv(65536)[9:12].decode()
+            took = 1000 * (time.perf_counter() - begun)
+            if name == "health":
+                assert status == "200"
+                self.took[name].append(took)
+            else:
+                self.statuses[status] += 1
+                self.took["answer" if status == "200" else "refusal"].append(took)
+            time.sleep(1 / (2 * ASKED))
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers of each kind: how many, and the milliseconds until the first bytes of the reply."""
+        found: dict[str, Any] = {"statuses": dict(self.statuses)}
+        for name, took in self.took.items():
+            if took:
+                points = {f"p{p}": round(float(np.percentile(took, p)), 1) for p in (50, 95, 99)}
+                found[name] = {"count": len(took), **points, "max": round(max(took), 1)}
+        return found
+
+
 def memory_of(pid: int) -> float:
-    """Megabytes of a server and the processes below it, shared pages divided among those who share them."""
+    """Megabytes that a server and the processes below it have written; what they share is divided among them.
+
+    Pages of files are left out: those of torch's libraries grow when another process that uses them ends.
+    """
     total, waiting = 0, [pid]
     while waiting:
         one = waiting.pop()
         try:
-            total += int(Path(f"/proc/{one}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
+            text = Path(f"/proc/{one}/smaps_rollup").read_text()
         except OSError:
             continue
+        total += sum(int(text.split(kind)[1].split()[0]) for kind in ("Pss_Anon:", "Pss_Shmem:"))
         waiting += _children(one)
     return round(total / 1024, 1)
 

@@ -293,6 +293,22 @@ def test_candidates_are_all_pairs_that_differ_in_seven_bits(n, seed):
     assert set(found) == wanted
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_values_of_few_bits_in_files_of_many_are_told(tmp_path, quick):
+    """Cameras of 12 bits write files of 16, which are nearly black unless somebody stretches them."""
+    random = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(3):
+            Image.fromarray(random.integers(0, 4096, (20, 20), np.uint16)).save(tmp_path / label / f"{number}.png")
+    (told,) = [p for p in check(open_source(str(tmp_path)), None, quick=quick).problems if p.kind == "dark"]
+    assert told.severity == "warning"
+    assert "6 pictures of 16 bits with values of 12 bits" in told.text
+    assert "by 16" in told.text
+    Image.fromarray(random.integers(0, 65536, (20, 20), np.uint16)).save(tmp_path / "a/0.png")
+    assert "dark" not in {p.kind for p in check(open_source(str(tmp_path)), None, quick=quick).problems}
+
+
 @given(st.lists(st.integers(0, 5)))
 def test_equal_groups(values):
     groups = [group.tolist() for group in equal_groups(np.array(values, np.uint64))]

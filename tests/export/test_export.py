@@ -42,6 +42,7 @@ from weft.export import export as home
 from weft.export.agreement import Agreement, AgreementRow, Limits, as_input, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
+from weft.export.folder import put
 from weft.export.form import Gap
 from weft.export.graph import TorchFile, translations, write_onnx, write_torch
 from weft.export.segment import SegmentForm
@@ -137,6 +138,29 @@ def test_suppression_in_onnxruntime(tmp_path):
     for boxes, scores in (boxes_of(1, 30), boxes_of(11, 50), (boxes_of(2, 5)[0], torch.full((2, 5), NOTHING))):
         (found,) = session.run(None, dict(zip(names, (boxes.numpy(), scores.numpy()), strict=True)))
         assert np.array_equal(found, kept_by_torchvision(boxes, scores, 0.5).numpy())
+
+
+@pytest.mark.parametrize("axes", [4, 5])
+@pytest.mark.parametrize("masked", ["no", "by numbers", "by truth"])
+def test_attention_in_onnxruntime(tmp_path, axes, masked):
+    """Of windows, too, which have an axis more and, where a map was padded to whole ones, a mask."""
+    shape, generator = (2, 3, 4, 5, 8)[5 - axes :], torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, *shape, generator=generator).unbind()
+    masks = {"no": None, "by numbers": torch.randn(5, 5, generator=generator), "by truth": torch.eye(5) < 1}
+    mask, given = masks[masked], [q, k, v] + ([] if masked == "no" else [masks[masked]])
+
+    class Attend(nn.Module):
+        def forward(self, q, k, v, mask=None):
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    program = torch.export.export(Attend(), tuple(given))
+    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=translations())
+    assert made is not None
+    made.save(tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    names = [value.name for value in session.get_inputs()]
+    (found,) = session.run(None, dict(zip(names, [one.numpy() for one in given], strict=True)))
+    np.testing.assert_allclose(found, Attend()(q, k, v, mask).numpy(), atol=1e-6)
 
 
 # Runs -------------------------------------------------------------------------------------------------------------
@@ -310,8 +334,12 @@ def test_eight_bits(runs, tmp_path):
     """Weights take a quarter, and the products of the preprocessing stay as they are."""
     report = exported(runs["classify"], tmp_path / "i", "--int8", "--limit", "40")
     assert report["bytes"]["file"] < report["bytes"]["torch"]
-    kinds = {node.op_type for node in onnx.load(tmp_path / "i/model.onnx").graph.node}
-    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    nodes = onnx.load(tmp_path / "i/model.onnx").graph.node
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in nodes}
+    quantised = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    products = {node.output[0] for node in nodes if node.op_type in ("MatMul", "Gemm") and node.input[1] in quantised}
+    assert products  # whose results stay as they are: what follows wants floats
+    assert not products & {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
     session = onnxruntime.InferenceSession(tmp_path / "i/model.onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["weft"])["task"] == "classify"
 
@@ -414,6 +442,28 @@ def test_places(runs, tmp_path):
     refused(command("export", runs["classify"], "--out", runs["classify"].parent / "labels/x"), "inside the data")
     refused(command("export", tmp_path / "none"), "does not exist")
     refused(command("export", runs["segment"], "--out", tmp_path / "o", "--test.flip"), "looks once")
+
+
+def test_an_earlier_export_of_the_run_is_replaced(runs, tmp_path):
+    """By the command that made it, said once more; with anything of the user's beside it, or of another run, never."""
+    out, again = tmp_path / "out", ("export", runs["classify"], "--to", "safetensors", "--pictures", "3", "--out")
+    exported(runs["classify"], out, "--to", "safetensors")
+    (out / "model.safetensors").write_bytes(b"old")
+    assert command(*again, out)[0] == 0
+    assert (out / "model.safetensors").stat().st_size > 1000
+    assert json.loads((out / "agreement.json").read_text())["rows"][0]["pictures"] == 3
+    assert [*tmp_path.iterdir()] == [out]
+    refused(command("export", runs["segment"], "--to", "safetensors", "--out", out), "not an empty folder")
+    (out / "notes.txt").write_text("mine")
+    refused(command(*again, out), "'notes.txt', which would be lost")
+
+
+def test_an_earlier_export_is_back_where_the_next_one_fails(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/model.json").write_text("earlier")
+    with pytest.raises(OSError, match="gone"):
+        put(tmp_path / "gone", tmp_path / "out")
+    assert (tmp_path / "out/model.json").read_text() == "earlier"
 
 
 def test_missing_library(runs, tmp_path, monkeypatch):

@@ -109,6 +109,7 @@ def send(port: int, number: int, seed: int) -> int | str:
         b"",
         b"?top=2",
         b"?model=masks",
+        b"?model=boxes&score=0",
         b"?model=x",
         b"?top=-1",
         b"?score=nan",
@@ -171,12 +172,12 @@ def check(found: Counter, port: int) -> list[str]:
 
 
 def main(count: int, seed: int) -> int:
-    """Tries the demo's classifier, and a small model of masks that is made for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        masks = tiny_run(
-            make_squares(Path(folder) / "squares"), Path(folder) / "masks", **dense("fpn", epochs=1)
-        ).folder
-        return attack(["demo", str(masks)], count, seed)
+    """Tries the demo's classifier, and small models of masks and of boxes that are made for it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        masks = tiny_run(make_squares(folder / "squares"), folder / "masks", **dense("fpn", epochs=1))
+        boxes = tiny_run(make_squares(folder / "coco", "coco"), folder / "boxes", **dense("mask-rcnn", epochs=1))
+        return attack(["demo", str(masks.folder), str(boxes.folder)], count, seed)
 
 
 def attack(models: list[str], count: int, seed: int) -> int:

@@ -163,6 +163,17 @@ def test_i4_modes_are_those_of_training(served, runs, mode):
         assert row["probabilities"] == pytest.approx(expected.probabilities, abs=1e-6)
 
 
+@pytest.mark.parametrize(("top", "told"), [(4096, True), (65536, False)])
+def test_i4_values_of_12_bits_are_reported(served, top, told):
+    """They are what 65535 for white makes of them: nearly black."""
+    deep = np.random.default_rng(0).integers(0, top, (40, 40), np.uint16)
+    (row,) = served.predict(encoded(deep), model="classes").json()["pictures"]
+    assert (
+        row.get("notes", [])
+        == ["its values are small for 16 bits, perhaps those of 12: the model saw it nearly black"] * told
+    )
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "MPO", "TIFF"])
 def test_i5_first_frame_and_profiles_are_reported(served, kind):
     frames = [Image.fromarray(np.full((32, 32, 3), value, np.uint8)) for value in (20, 200, 90)]

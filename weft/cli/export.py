@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from weft.cli.options import Flag, Keys, check_run, complain, progress_of, say, settings_of
 from weft.cli.outputs import check_outside
 from weft.cli.results import trained_on
-from weft.errors import WeftError, check_writable
+from weft.errors import WeftError
+from weft.export.folder import check_free
 
 
 def export(
@@ -37,6 +38,7 @@ def export(
         onnx; torch, a package of torch.export (.pt2); or safetensors, weights and config.json for Weft and timm.
     out
         The folder to make, with the file, model.json, agreement.json and agreement.html; by default export-RUN here.
+        An earlier export of the run that lies there is replaced.
     int8
         ONNX in eight bits, fitted to pictures of the run: smaller, on many processors faster, a little less right.
     fixed
@@ -56,7 +58,7 @@ def export(
         Segmentation, detection: settings of how the model is used, such as --test.score 0.3.
     """
     folder = out or Path(f"export-{run.resolve().name}")
-    check_writable(folder)
+    check_free(folder, run)
     check_outside(folder, [data, *trained_on(run)])
     if not fixed and (size or batch != 1):
         raise WeftError("--size and --batch go with --fixed; without it every size and number is taken.")

@@ -5,7 +5,6 @@ A file is kept only if it answers as the run does: everything is made under anot
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from weft.data.given import Progress
 from weft.data.read import BadPicture, decode
 from weft.data.sources.source import Source
 from weft.documents import to_json
-from weft.errors import WeftError, check_choice, check_positive, check_writable
+from weft.errors import WeftError, check_choice, check_positive
 from weft.export.agreement import Agreement, File, Limits, as_input, cut, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
+from weft.export.folder import FACTS, check_free, put
 from weft.export.form import ExportForm
 from weft.export.graph import OPSET, OnnxFile, TorchFile, onnx_library, write_onnx, write_torch
 from weft.export.page import write_page
@@ -87,7 +87,7 @@ def export(
 
     Args:
         run: the folder of a run, or of a model.
-        out: the folder to make; by default export-RUN here.
+        out: the folder to make; by default export-RUN here. An earlier export of the run that lies there is replaced.
         to: onnx, torch (a package of torch.export) or safetensors (weights and config.json, for Weft and timm).
         int8: ONNX with products in eight bits.
         fixed: for pictures of one size, and so many at once; else of any size, any number.
@@ -112,7 +112,7 @@ def export(
     if to == "onnx":
         onnx_library()
     folder = Path(out) if out else Path(f"export-{run.resolve().name}")
-    check_writable(folder)
+    check_free(folder, run)
     predictor = load(run, "cpu", settings)
     predictor.task.dtype = torch.float32
     source, indices = _compared(predictor, run, data, pictures)
@@ -138,12 +138,10 @@ def export(
             raise Disagreement(
                 f"{kind.name} does not answer as {run} does, and is not kept: {'; '.join(faults)}.", found
             )
-        write_text(made / "model.json", to_json(facts, indent=1) + "\n")
+        write_text(made / FACTS, to_json(facts, indent=1) + "\n")
         write_text(made / "agreement.json", to_json(found.to_dict(), indent=1) + "\n")
         write_page(made / "agreement.html", found, facts)
-        if folder.exists():
-            folder.rmdir()  # it is empty
-        shutil.move(made, folder)
+        put(made, folder)
     return Exported(folder, folder / kind.name, found)
 
 

@@ -115,17 +115,24 @@ def write_onnx(form: ExportForm, path: Path, fixed: tuple[int, int, int] | None,
 def _translated(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]) -> Any:
     _copy_before_views(program.graph)
     with quiet():
-        made: Any = torch.onnx.export(
-            program,
-            (),
-            dynamo=True,
-            verbose=False,
-            optimize=False,
-            opset_version=OPSET,
-            input_names=inputs,
-            output_names=outputs,
-            custom_translation_table=translations(),
-        )
+        try:
+            made: Any = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                verbose=False,
+                optimize=False,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                custom_translation_table=translations(),
+            )
+        except torch.onnx.OnnxExporterError as error:
+            first: BaseException = error
+            while first.__cause__ is not None:
+                first = first.__cause__
+            why = (str(first).strip().splitlines() or [type(first).__name__])[0]
+            raise WeftError(f"torch makes no ONNX of this model; try --to torch: {why}") from error
     return _lean(made)
 
 
@@ -211,7 +218,23 @@ def translations() -> dict[Any, Callable[..., Any]]:
         ones = op.Squeeze(op.CastLike(op.Slice(places, [0], [1], [1]) * 0 + 1, scores), [1])
         return op.Greater(op.ScatterND(op.CastLike(op.IsNaN(scores), scores), places, ones), 0.5)
 
+    def attention(
+        query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, *,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        """Of any number of axes in front: windows have one more than the four that the exporter's own takes."""
+        if causal or enable_gqa:
+            raise NotImplementedError("attention that is causal or shares its keys among heads")
+        axes = len(key.shape)
+        turned = op.Transpose(key, perm=[*range(axes - 2), axes - 1, axes - 2])
+        factor = op.Constant(value_float=scale or query.shape[-1] ** -0.5)
+        scores = op.MatMul(op.Mul(query, op.CastLike(factor, query)), turned)
+        if mask is not None and mask.type.dtype.name == "BOOL":
+            mask = op.Where(mask, op.CastLike(0.0, scores), op.CastLike(float("-inf"), scores))
+        return op.MatMul(op.Softmax(scores if mask is None else op.Add(scores, mask), axis=-1), value)
+
     return {
+        torch.ops.aten.scaled_dot_product_attention.default: attention,
         operator.floordiv: floor_division,
         torch.ops.aten.remainder.Scalar: remainder,
         torch.ops.weft.suppress.default: suppression,

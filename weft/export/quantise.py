@@ -9,6 +9,9 @@ import numpy as np
 from weft.export.graph import PREPROCESSING, onnx_library, quiet
 
 QUANTISED = ("Conv", "MatMul", "Gemm")
+# A norm, a GELU or a sum follows these, in floats: onnxruntime has a product from eight bits to floats for them, while
+# one to eight bits is slower by itself, and what it gives would have to be converted back.
+GIVE_FLOATS = ("MatMul", "Gemm")
 
 
 def quantise(path: Path, out: Path, pictures: Sequence[np.ndarray]) -> None:
@@ -42,7 +45,11 @@ def quantise(path: Path, out: Path, pictures: Sequence[np.ndarray]) -> None:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=kept,
-            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+            extra_options={
+                "ActivationSymmetric": False,
+                "WeightSymmetric": True,
+                "OpTypesToExcludeOutputQuantization": list(GIVE_FLOATS),
+            },
         )
     ready.unlink()
     model = onnx.load(out)
@@ -51,12 +58,11 @@ def quantise(path: Path, out: Path, pictures: Sequence[np.ndarray]) -> None:
 
 
 def _left_alone(graph: Any) -> list[str]:
-    """Nodes that gain nothing: the preprocessing, products of two activations (attention), depthwise convolutions."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    """Nodes that gain nothing: the preprocessing, products of two activations (attention), convolutions in groups."""
+    weights = {tensor.name for tensor in graph.initializer}
 
     def gains(node: Any) -> bool:
-        weights = [shapes[name] for name in node.input if name in shapes]
-        depthwise = node.op_type == "Conv" and weights and weights[0][1] == 1
-        return bool(weights) and not depthwise and not node.name.startswith(PREPROCESSING)
+        in_groups = any(one.name == "group" and one.i > 1 for one in node.attribute)
+        return any(name in weights for name in node.input) and not in_groups and not node.name.startswith(PREPROCESSING)
 
     return [node.name for node in graph.node if node.op_type in QUANTISED and not gains(node)]

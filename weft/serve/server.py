@@ -1,5 +1,6 @@
 """`weft serve`: models on an address, until somebody stops it."""
 
+import gc
 import logging
 import math
 import os
@@ -43,7 +44,12 @@ def serve(
     samples = fashion_samples() if any(model.name == DEMO for model in models) else Samples()
     service = Service(models, settings)
     app = make_app(service, samples)
-    server = make_server(app, service, lambda: on_start(models, address_of(listening)))
+
+    def begin() -> None:
+        leave_to_live()
+        on_start(models, address_of(listening))
+
+    server = make_server(app, service, begin)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it has a warning for every form that is broken
     for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has ended
@@ -57,6 +63,14 @@ def serve(
         why = getattr(app.state, "failure", None)
         line = (str(why).splitlines() or [type(why).__name__])[0]
         raise WeftError(f"The models cannot be served: {line}") from why
+
+
+def leave_to_live() -> None:
+    """Has the collector of garbage pass over all that is there: looking at modules and models takes it a quarter of a
+    second, during which nobody is answered.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

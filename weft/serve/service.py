@@ -2,9 +2,6 @@
 
 import asyncio
 import math
-import os
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +12,12 @@ from typing import Any
 from weft.serve.admission import Admission, Visit
 from weft.serve.batcher import Batcher
 from weft.serve.body import Upload
-from weft.serve.decoders import DecodedPicture, DecoderPool
+from weft.serve.decoders import DecodedPicture, DecoderPool, step_back
 from weft.serve.metrics import ServeMetrics
 from weft.serve.models import ServedModel
 from weft.serve.refusal import Refusal
 from weft.serve.settings import ServeSettings
 
-STEP = 5  # of a priority, from 0 to 19
 WORDING = 2  # threads that draw masks and outlines
 
 
@@ -38,7 +34,7 @@ class Service:
         )
         self.ways = {model.name: number for number, model in enumerate(models)}
         # One thread, whatever the number of models: they would only take the device from each other.
-        self.computing = ThreadPoolExecutor(1, "weft-compute", initializer=_step_back)
+        self.computing = ThreadPoolExecutor(1, "weft-compute", initializer=step_back)
         # What is drawn as large as its picture takes memory, so there is little of it at once.
         self.wording = ThreadPoolExecutor(WORDING, "weft-words")
         self.batchers = {model.name: self._batcher(model) for model in models}
@@ -152,13 +148,6 @@ class Service:
             yield
         finally:
             self.metrics.parts.labels(part).observe(time.perf_counter() - begun)
-
-
-def _step_back() -> None:
-    """Lets connections go before the thread that calls: on Linux each thread has a priority of its own."""
-    if sys.platform == "linux":
-        own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + STEP))
 
 
 def _pixels(picture: DecodedPicture) -> int:

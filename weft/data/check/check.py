@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.config import DataConfig
+from weft.data.check.depth import dark_pictures
 from weft.data.check.duplicates import equal_groups, near_pairs, one_of_each
 from weft.data.check.findings import LISTED, SEVERITIES, CopyPair, DataReport, Problem, Severity, quantiles
 from weft.data.check.headers import QuickLook
@@ -62,6 +63,7 @@ def check(
         source = replace(source, labels=targets.present, multilabel=True)
     checked = CheckedSource(source, scan, _sides(source, split), config)
     problems = [*_unreadable(checked), *_leaks(checked), *_copies(checked), *_oddities(checked), *targets.problems]
+    problems += dark_pictures(source, scan, config.max_pixels)
     problems += _classes(checked) if not targets.has_checked_classes else ()
     unlearned = checked.unlearned if targets.looked_at_all else []
     problems += _unlearned(unlearned)
