@@ -14,10 +14,10 @@ SHARED := -n $(JOBS) --dist worksteal
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (about four minutes on two cores)
+demo: $(INSTALLED) ## train on embedded pictures, into a new folder under runs/ with a report (two to four minutes on two cores)
 	$(BIN)/weft demo
 
-demo-segment: $(INSTALLED) ## tell cell nuclei from their background (about four minutes on two cores)
+demo-segment: $(INSTALLED) ## tell cell nuclei from their background (two to four minutes on two cores)
 	$(BIN)/weft demo segment
 
 demo-detect: $(INSTALLED) ## find and outline each cell nucleus (about five minutes on two cores)
