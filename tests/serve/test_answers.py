@@ -21,8 +21,9 @@ from weft.data.demo import fashion_mnist
 from weft.explain import grad_cam
 from weft.explain.heat import heat_over
 from weft.models.weights.release import released_folder
-from weft.serve.models import DEMO_MODEL, names_of, open_models
+from weft.serve.models import DEMO_MODEL, TIMED, names_of, open_models
 from weft.serve.samples import fashion_samples
+from weft.threads import torch_threads
 
 PICTURES = {"classes": "pictures/class 1", "masks": "squares/images", "objects": "boxes/train2017"}
 
@@ -238,6 +239,30 @@ def test_the_interface_is_described(served):
 )
 def test_names_tell_models_apart(paths, names):
     assert names_of([Path(path) for path in paths]) == names
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "chosen"),
+    [
+        ({1: 3.2}, 1, 1),
+        ({1: 3.2, 2: 2.5}, 2, 1),  # a little faster is not worth a core
+        ({1: 100.0, 2: 55.0}, 2, 2),
+        ({1: 80.0, 2: 42.0, 4: 23.0, 6: 22.0}, 6, 4),
+        ({1: 80.0, 2: 79.0, 4: 20.0}, 4, 1),
+    ],
+)
+def test_threads_are_taken_as_long_as_they_pay(runs, monkeypatch, seconds, most, chosen):
+    (model,) = models_of(runs["classes"])
+    computed, infer = [], model.predictor.infer
+    monkeypatch.setattr(model.predictor, "infer", lambda x: computed.append(torch.get_num_threads()) or infer(x))
+    with torch_threads(1):  # put back what the model sets
+        clock = (now for n in seconds for _ in range(TIMED) for now in (0.0, seconds[n]))
+        monkeypatch.setattr("weft.serve.models.perf_counter", lambda: next(clock))
+        model.settle_threads(most)
+        assert model.threads == chosen
+        assert {*computed} <= {*seconds}
+        model.warm_up()
+        assert computed[-1] == chosen
 
 
 def test_the_command_refuses_in_one_line(command, runs, tmp_path):

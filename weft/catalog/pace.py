@@ -5,6 +5,8 @@ import time
 import torch
 import torch.nn.functional as F
 
+from weft.threads import torch_threads
+
 COPIED = 4.0e12  # bytes a second that the table's GPU reads and writes
 CPU_STEPS = 650.0  # ... and training steps a second of `_small_step` on the table's CPU
 CLEARLY = 1.2  # times as fast: for less, the usual number of threads stays
@@ -50,9 +52,7 @@ def choose_threads() -> int:
 
 def cpu_steps(threads: int, seconds: float = 0.15) -> float:
     """Steps a second of a small convolution's training, with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         x = torch.ones(16, 32, 16, 16)
         weight = torch.full((32, 32, 3, 3), 0.01, requires_grad=True)
         _small_step(x, weight)
@@ -61,8 +61,6 @@ def cpu_steps(threads: int, seconds: float = 0.15) -> float:
             _small_step(x, weight)
             count += 1
         return count / elapsed
-    finally:
-        torch.set_num_threads(before)
 
 
 def _small_step(x: torch.Tensor, weight: torch.Tensor) -> None:

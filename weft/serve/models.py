@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from weft.serve.settings import ServeSettings
 
 DEMO, DEMO_MODEL = "demo", "vt_resnet_nano.weft_fashion"  # a name in place of a folder, and what it stands for
 PANEL = 224  # pixels of the longer side of an explanation's pictures
+PAYS = 1.4  # times as fast: for less, a core has better things to do
+TIMED = 4  # answers, of which the first may start threads
 SCORES = 2**27  # numbers that a model may give for one picture: of every class at every pixel
 
 
@@ -32,6 +35,7 @@ class ServedModel:
     def __init__(self, name: str, predictor: Predictor) -> None:
         self.name, self.predictor, self.task = name, predictor, predictor.task
         self.subject = predictor.subject()
+        self.threads = 1  # of torch's, on a CPU
 
     def way(self, settings: ServeSettings) -> PictureWay:
         """How it wants its pictures, within the limits of a server."""
@@ -64,11 +68,35 @@ class ServedModel:
         dtype = torch.uint8 if way.depth == 8 else torch.float32
         self.answers([DecodedPicture(torch.ones((way.channels, *way.fitted(256, 256)), dtype=dtype), (256, 256), ())])
 
+    def settle_threads(self, most: int) -> None:
+        """Takes more threads of a CPU only while each doubling pays: other cores decode, and talk with clients."""
+        if self.predictor.device.type != "cpu":
+            return
+        took = self._seconds(self.threads)
+        while self.threads < most:
+            more = min(2 * self.threads, most)
+            faster = self._seconds(more)
+            if took < PAYS * faster:
+                break
+            self.threads, took = more, faster
+
+    def _seconds(self, threads: int) -> float:
+        """For a single picture, at best."""
+        self.threads, before = threads, self.threads
+        took = []
+        for _ in range(TIMED):
+            begun = perf_counter()
+            self.warm_up()
+            took.append(perf_counter() - begun)
+        self.threads = before
+        return min(took)
+
     def answers(self, pictures: Sequence[DecodedPicture]) -> list[Any]:
         """The model's answers to a batch, before they are put into words.
 
         Those for each pixel become masks here: scores of all classes are too large to wait for anything.
         """
+        torch.set_num_threads(self.threads)
         pixels = [picture.pixels for picture in pictures]
         alike = len({one.shape for one in pixels}) == 1
         answers = self.predictor.answers(torch.stack(pixels) if alike else pixels)
@@ -96,6 +124,7 @@ class ServedModel:
             subject = with_class(self.subject, of) if of else self.subject
         except WeftError as error:
             raise Refusal(422, str(error)) from None
+        torch.set_num_threads(self.threads)
         explanation = look(subject, PictureBatch([name], [-1], picture.pixels[None], None))
         view = explanation.views[0]
         return {

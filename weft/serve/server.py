@@ -20,6 +20,7 @@ from weft.serve.protocol import PatientProtocol
 from weft.serve.samples import Samples, fashion_samples
 from weft.serve.service import Service
 from weft.serve.settings import ServeSettings
+from weft.threads import torch_threads
 
 IDLE = 15  # seconds that a connection may rest between two requests
 SHARE = 0.0005  # seconds that one thread keeps the others waiting: connections must not starve the model
@@ -40,7 +41,10 @@ def serve(
     listening = listen(settings.host, settings.port)  # before the models: a taken port is said at once
     os.environ.pop("WEFT_TOKEN", None)  # the processes that decode what strangers send need not have it
     prepare_processes()
-    models = open_models(places, device)
+    # Where torch has more threads than there are cores, GNU's OpenMP has them sleep whenever they wait for each other,
+    # and a small model takes three times as long: so those of the thread that computes are to be the only ones.
+    with torch_threads(1):
+        models = open_models(places, device)
     samples = fashion_samples() if any(model.name == DEMO for model in models) else Samples()
     service = Service(models, settings)
     app = make_app(service, samples)
@@ -63,6 +67,8 @@ def serve(
         why = getattr(app.state, "failure", None)
         line = (str(why).splitlines() or [type(why).__name__])[0]
         raise WeftError(f"The models cannot be served: {line}") from why
+    finally:
+        gc.unfreeze()  # what is frozen is not freed as Python ends, and libraries report it as leaked
 
 
 def leave_to_live() -> None:

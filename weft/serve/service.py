@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import torch
+
 from weft.serve.admission import Admission, Visit
 from weft.serve.batcher import Batcher
 from weft.serve.body import Upload
@@ -38,6 +40,7 @@ class Service:
         # What is drawn as large as its picture takes memory, so there is little of it at once.
         self.wording = ThreadPoolExecutor(WORDING, "weft-words")
         self.batchers = {model.name: self._batcher(model) for model in models}
+        self.threads = torch.get_num_threads()  # that a model may have
         self.ready = False
         self._probe: asyncio.Task[None] | None = None  # of models that failed
         self.metrics.watch("queue_pictures", "Pictures in the house.", lambda: self.admission.pictures)
@@ -54,6 +57,7 @@ class Service:
         await self.decoders.start()
         for name, model in self.models.items():
             await loop.run_in_executor(self.computing, model.warm_up)
+            await loop.run_in_executor(self.computing, model.settle_threads, self.threads)
             self.batchers[name].start()
         self.ready = True
 

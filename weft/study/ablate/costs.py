@@ -20,6 +20,7 @@ from weft.run.build import create
 from weft.study.ablate.tables import Network, TableRow
 from weft.study.speed.measure import DTYPES, SpeedSettings, TimedModel, time_in_turns
 from weft.study.speed.models import is_ours
+from weft.threads import torch_threads
 
 SECONDS = 0.5  # of timing for each network
 OF_SIZE = ("img_size", "strict_img_size")  # arguments that fit a network to pictures, and make it no other
@@ -89,14 +90,10 @@ def measure_throughput(
         for name, network in networks.items()
         if network.head not in DETECTORS
     }
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         models = {name: _ready(networks[name], how, classes) for name, how in settings.items()}
         timed = [TimedModel(name, settings[name], model) for name, model in models.items() if model is not None]
         times = time_in_turns(timed, SECONDS)
-    finally:
-        torch.set_num_threads(before)
     if gpu:
         del models, timed
         torch.cuda.empty_cache()  # for the workers

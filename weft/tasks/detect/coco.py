@@ -5,19 +5,18 @@ evaluates once more for each class, and rounds recalls to float32, which moves t
 thousandth of the memory, one evaluation has every number, and the numbers are those of pycocotools.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 from torchvision.models.detection.roi_heads import expand_boxes, expand_masks, paste_mask_in_image
 
 from weft.data.boxes.objects import Objects
 from weft.data.boxes.shapes import pack
 from weft.errors import WeftError
+from weft.threads import torch_threads
 
 Kind = Literal["box", "mask"]
 
@@ -49,20 +48,9 @@ def restore(answer: dict[str, Tensor], shown: tuple[int, int], size: tuple[int, 
     height, width = (own / seen for own, seen in zip(size, shown, strict=True))
     answer = {key: value.detach().float().cpu() for key, value in answer.items()}
     boxes = answer["boxes"] * answer["boxes"].new_tensor([width, height, width, height])
-    with one_thread():
+    with torch_threads(1):  # masks are pasted one by one: starting several for each takes longer than the work
         masks = pasted(answer["masks"], boxes, size) if "masks" in answer else []
     return Detections(boxes.numpy(), answer["labels"].long().numpy() - 1, answer["scores"].numpy(), masks)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Masks are pasted one by one: starting several threads for each takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def pasted(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> list[dict[str, Any]]:
