@@ -31,7 +31,7 @@ from real_runs import make_shards
 from weft.catalog.measured import measured
 from weft.config import Config, override, read_yaml
 from weft.documents import read_json
-from weft.engine.state import locked
+from weft.engine.lock import locked
 from weft.files import write_text
 from weft.report.text import columns
 from weft.study.ablate.costs import Cost, count_cost, count_network

@@ -113,7 +113,7 @@ class Study:
         settings = {
             **row.settings,
             **{"augment.img_size": self.img_size, "run.batch": self.batch},
-            **{"run.epochs": epochs, "run.val_epochs": epochs, "run.save_minutes": SAVE_MINUTES},
+            **{"run.epochs": epochs, "run.minutes": 0, "run.val_epochs": epochs, "run.save_minutes": SAVE_MINUTES},
             "data.fraction": round(place.part * row.fraction, 6),
             **({"model.init": self.init} if self.init else {}),
             **self.settings,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAGE, PICTURES, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "pictures", ROOT / "benchmarks" / "results"
 HOLDS, OPEN, FAILS, NOT_RUN = "holds", "open", "does not hold", "not run"  # of a check, and of a claim, which has also
 PARTLY = "partly"
-PLOTTED = ("small", "few-1", "few-5")  # the studies of E9 whose parts are one axis; the first with results
+SMALL = "small"  # the study of E9 whose parts are one axis
 PACE = "pace"  # where each network trained with nothing beside it
 
 Key = tuple[str, str, float]  # study, row, part of the pictures
@@ -259,19 +259,14 @@ python -m tools.evidence                                        # this page
 def draw_plots(design: Design, results: Results, folder: Path) -> dict[str, str]:
     """Writes what there are results for, and returns its name and text."""
     drawn = {}
-    study = next((key for key in PLOTTED if any(place[0] == key for place in results)), None)
-    if study is not None and len(parts_of(results, study)) > 1:
-        write_figure(folder, "evidence-data", partial(draw_data, design.studies[study], results), endings=("svg",))
-        drawn["evidence-data"] = f"Accuracy against the part of the training pictures, study {study}"
+    if len({part for study, _, part in results if study == SMALL}) > 1:
+        write_figure(folder, "evidence-data", partial(draw_data, design.studies[SMALL], results), endings=("svg",))
+        drawn["evidence-data"] = f"Accuracy against the part of the training pictures, study {SMALL}"
     points = time_points(design, results)
     if points:
         write_figure(folder, "evidence-seconds", partial(draw_seconds, points), endings=("svg",))
         drawn["evidence-seconds"] = "Accuracy against GPU seconds of training, one network alone on the GPU"
     return drawn
-
-
-def parts_of(results: Results, study: str) -> set[float]:
-    return {place[2] for place in results if place[0] == study}
 
 
 def draw_data(study: Study, results: Results) -> "Figure":
@@ -305,7 +300,7 @@ def time_points(design: Design, results: Results) -> list[TimedRow]:
     for row in design.studies[PACE].trained:
         paces = [one["pictures_per_second"] for one in results.get((PACE, row.name, 1), {}).values() if one["memory"]]
         timed = TimedRow(row.name)
-        for study in (design.studies[key] for key in (PACE, "small")):
+        for study in (design.studies[key] for key in (PACE, SMALL)):
             kept = list(results.get((study.name, row.name, 1), {}).values())
             mean, _ = mean_sd([one["value"] for one in kept])
             if paces and mean is not None:

@@ -20,6 +20,7 @@ from tests.helpers.variants import NANO
 from weft.cli.app import app
 from weft.errors import WeftError
 from weft.models.registry import FAMILIES
+from weft.models.weights.release import released
 
 
 def run(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -187,7 +188,9 @@ def test_the_former_name_of_explain_gives_the_same_things():
 def test_models_json():
     rows = json.loads(run("models", "nano", "--json").stdout)
     families = [timm.list_models(module=family) for family in FAMILIES]  # the order of the table
-    assert [row["name"] for row in rows] == [name for models in families for name in models if name in NANO]
+    names = [name for models in families for name in models if name in NANO]
+    assert [row["name"] for row in rows if "." not in row["name"]] == names
+    assert {row["name"] for row in rows if "." in row["name"]} == {*released()}
     rows = {row["name"]: row for row in json.loads(run("models", "cvt_13", "--json").stdout)}
     assert rows["cvt_13.msft_in1k"] == {
         "name": "cvt_13.msft_in1k",
@@ -198,6 +201,7 @@ def test_models_json():
         "top1": 81.6,
         "hub": "microsoft/cvt-13",
         "files": None,
+        "released": False,
     }
     assert rows["cvt_13.msft_in1k_384"]["macs"] == pytest.approx(16.269e9, rel=1e-3)
     assert rows["cvt_13_nas"]["hub"] is None

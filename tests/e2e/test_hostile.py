@@ -121,7 +121,7 @@ O10 Whatever the data, the defaults train: 16 bits and floats, boxes without out
     test_engine.test_other_channels_and_depths_train test_wide.test_policies_keep_the_depth
     test_dense_runs.test_demo_recipe_takes_boxes_without_outlines
 O11 A busy machine neither makes steps many times slower nor breaks a limit of time.
-    test_pace.test_threads_that_are_fastest_are_chosen test_cli.test_threads_sleep_on_a_busy_machine
+    test_pace.test_threads_that_are_fastest_are_chosen test_cli.test_threads_soon_sleep
     test_clock.test_a_run_ends_with_its_minutes_whatever_the_trial_said
     test_clock.test_a_machine_that_collapses_is_told_and_the_time_kept
 O12 Without a network, one line comes soon and nothing stays behind.
