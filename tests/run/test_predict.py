@@ -24,6 +24,7 @@ from weft.data.split import load_split, make_split, save_split
 from weft.errors import WeftError
 from weft.models.weights.folder import write_model
 from weft.run.evaluate import evaluate, find_pictures
+from weft.run.predictor import Predictor
 from weft.tasks.classify.metrics import ClassifyMeter
 from weft.tasks.classify.task import EVAL_BATCH
 
@@ -182,6 +183,35 @@ def test_many_pictures_are_worth_compiling_kernels(run, monkeypatch, tmp_path, l
     predictor.predict([source.open(i) for i in range(4)])
     evaluate(predictor, source, np.arange(4))
     assert seen == [(predictor.model, "cpu")] * 2 * fast
+
+
+@pytest.mark.parametrize(("least", "wanted", "fused"), [(4, True, True), (5, True, False), (4, False, False)])
+def test_pictures_on_a_cpu_are_answered_by_a_fused_copy(run, monkeypatch, tmp_path, least, wanted, fused):
+    """Many of them, unless the run was trained plainly; answers are alike, and the model stays what it was."""
+    run = shutil.copytree(run, tmp_path / "run")
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings.replace("  fast: true", f"  fast: {str(wanted).lower()}"))
+    monkeypatch.setattr("weft.run.predictor.WORTH_FUSING", least)
+    asked = []
+    infer = Predictor.infer
+    monkeypatch.setattr(Predictor, "infer", lambda self, pictures: asked.append(self.model) or infer(self, pictures))
+
+    predictor = weft.load(run, device="cpu")
+    source = open_source("demo:fashion")
+    pictures = [source.open(i) for i in range(4)]
+    before = {name: value.clone() for name, value in predictor.model.state_dict().items()}
+    plain = predictor.answers(torch.stack([predictor.preprocessing.picture(one) for one in pictures]))
+    asked.clear()
+    answers = predictor.predict(pictures)
+    (model,) = asked
+    assert getattr(model, "fused", False) == fused
+    assert (model is predictor.model) != fused
+    for answer, expected in zip(answers, plain, strict=True):
+        wanted_first = expected.softmax(0).sort(descending=True)
+        assert answer.labels[0] == predictor.classes[int(wanted_first.indices[0])]
+        assert answer.probabilities == pytest.approx(wanted_first.values[:5].tolist(), abs=1e-5)
+    for name, value in predictor.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_pictures_come_as_files_folders_patterns_images_and_arrays(run, pictures):

@@ -33,8 +33,9 @@ class ServedModel:
     """A predictor with a name; its methods but `describe` are called from the thread that computes."""
 
     def __init__(self, name: str, predictor: Predictor) -> None:
-        self.name, self.predictor, self.task = name, predictor, predictor.task
-        self.subject = predictor.subject()
+        self.name, self.predictor, self.task = name, predictor.for_inference(), predictor.task
+        self.subject = predictor.subject()  # of the model as it is, into which explanations look
+        self.parameters = sum(p.numel() for p in predictor.model.parameters())
         self.threads = 1  # of torch's, on a CPU
 
     def way(self, settings: ServeSettings) -> PictureWay:
@@ -54,7 +55,7 @@ class ServedModel:
             "name": self.name,
             "task": self.task.name,
             "architecture": self.subject.name,
-            "parameters": sum(p.numel() for p in self.predictor.model.parameters()),
+            "parameters": self.parameters,
             "size": list(self.predictor.preprocessing.size),
             "multilabel": self.predictor.multilabel,
             "classes": list(classes),

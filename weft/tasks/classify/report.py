@@ -62,7 +62,8 @@ def verdict(metrics: dict[str, Any], evaluation: "ClassifyEvaluation") -> list[s
         return [first, f"{lost} of {len(seen)} classes are not recognised at all, such as {weakest['name']}."]
     if weakest["recall"] == 1:
         return [first, "No class has a mistake."]
-    return [first, f"The weakest class is {weakest['name']}: about {100 * weakest['recall']:.0f} of 100 are found."]
+    found = f"{round(weakest['recall'] * weakest['n'])} of its {weakest['n']:,} pictures are found"
+    return [first, f"The weakest class is {weakest['name']}: {found}."]
 
 
 def score_curves(history: History, *, many_classes: bool) -> dict[str, Chart | None]:
