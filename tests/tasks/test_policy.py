@@ -177,6 +177,14 @@ def test_a_fast_model_wins_a_short_time_and_a_good_one_a_long_time():
     assert best([fast, good], "cuda", 1.0, 10) is None
 
 
+def test_a_run_shorter_than_all_that_was_measured_takes_what_was_measured_earliest():
+    late, early = row("late", 1000, (1e6, 0.9)), row("early", 100, (1e4, 0.3), (1e5, 0.5))
+    for seen in (500, 1e3):
+        found = best([late, early], "cpu", 1.0, 3600, seen)
+        assert found is not None
+        assert found.model == "early"
+
+
 def test_curves_are_straight_over_the_logarithm():
     curve = row("some", 1, (100, 0.2), (10_000, 0.6))
     assert curve.reached(1000) == pytest.approx(0.4)

@@ -83,7 +83,9 @@ def best(rows: Iterable[Measured], device: str, pace: float, seconds: float, see
         return seen or seconds * pace * row.speed[device]
 
     known = [row for row in timed if row.curve[0][0] <= 2 * sees(row)]  # of others nothing is known so early
-    return max(known or timed, key=lambda row: row.reached(sees(row)), default=None)
+    if not known:
+        return min(timed, key=lambda row: row.curve[0][0] / sees(row), default=None)
+    return max(known, key=lambda row: row.reached(sees(row)))
 
 
 def errors_left(kind: str, seen: float, times: float) -> float | None:
