@@ -195,7 +195,7 @@ class RunConfig:
         "auto", "auto: bf16 on GPUs that have it, and on CPUs where minutes are given and it is faster; else fp32"
     )
     compile: bool = key(False, "torch.compile the training step's model")
-    fast: bool = key(True, "fused forms: weft.fast on a GPU; weft.fuse in predict and serve on a CPU")
+    fast: bool = key(True, "fused forms: weft.fast on a GPU; weft.fuse in serve on a CPU")
     replay: bool = key(
         True, "GPU: record the model's launches once and replay them; not with fsdp, sync_bn, deterministic, detection"
     )

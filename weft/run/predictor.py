@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from weft.explain.subject import Subject
 
 WORTH_COMPILING = 20_000  # pictures; fewer are done before kernels are compiled
-WORTH_FUSING = 16  # pictures; the copy for a CPU is made in the time of one or two
 TOP = 5  # classes that are named for a picture
 HUB = "hub:"  # before the name of a repository of the Hugging Face Hub
 SCORE = 0.5  # objects that the model is less sure of are left out, unless asked for
@@ -91,10 +90,9 @@ class Predictor:
     ) -> Iterator[Any]:
         """The predictions one after the other, so that the masks of thousands need not be kept."""
         check_positive(top=top, batch=batch or self.task.eval_batch)
-        answering = self.for_inference() if len(found.names) >= WORTH_FUSING else self
         for read in self.read(found, np.arange(len(found.names)), batch, workers, progress):
             rows = {index: self.task.unreadable(found.names[index], why) for index, why in read.bad}
-            answers = answering.answers(read.pictures) if len(read.pictures) else []
+            answers = self.answers(read.pictures) if len(read.pictures) else []
             for row, (index, answer) in enumerate(zip(read.index.tolist(), answers, strict=True)):
                 name = found.names[index]
                 if isinstance(answer, str):
