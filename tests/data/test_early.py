@@ -1,9 +1,11 @@
 """Pictures that are decoded by other processes before anybody asks for them: the same pixels, or none."""
 
 import os
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +150,21 @@ def test_what_nobody_wants_is_given_up(source, monkeypatch):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert not found.done.any()
+
+
+def test_memory_is_given_back(source):
+    """By whoever closes it, although the run that it was made for goes on and holds it."""
+
+    def shared() -> int:
+        return int(re.findall(r"^Pss_Shmem: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)[0])
+
+    before = shared()
+    found = early.EarlyPixels(source, (128, 128, 3), 10**8)
+    found.finish()
+    found.pixels[:] = 1
+    assert shared() - before > found.pixels.nbytes // 2048
+    found.close()
+    assert shared() - before < 100
 
 
 def test_only_small_pictures_of_one_size_are_begun_with(source, folder, monkeypatch):

@@ -35,9 +35,10 @@ class EarlyPixels:
     def __init__(self, source: Source, shape: tuple[int, int, int], max_pixels: int) -> None:
         self.source, self.shape, self.max_pixels = source, shape, max_pixels
         count, one = len(source), math.prod(shape)
-        self.memory = mmap.mmap(-1, count * (one + 1))  # shared with the processes; taken as it is written to
-        self.done = np.frombuffer(self.memory, np.bool_, count)
-        self.pixels = np.frombuffer(self.memory, np.uint8, count * one, offset=count).reshape(count, *shape)
+        # Shared with the processes, taken as it is written to, given back with the last array that lies in it.
+        memory = mmap.mmap(-1, count * (one + 1))
+        self.done = np.frombuffer(memory, np.bool_, count)
+        self.pixels = np.frombuffer(memory, np.uint8, count * one, offset=count).reshape(count, *shape)
         self.deadline = time.monotonic() + PATIENCE
         self.processes: set[int] = set()
         workers = min(len(os.sched_getaffinity(0)), -(-count // CHUNK))
