@@ -11,6 +11,7 @@ from weft.config import Config, override
 from weft.engine import precision
 from weft.engine.loop import Trainer
 from weft.engine.precision import choose_precision
+from weft.errors import WeftError
 
 SECONDS = {torch.float32: 0.3, torch.bfloat16: 0.2}
 
@@ -111,6 +112,12 @@ def test_the_trial_leaves_no_trace_and_tells_types_apart(monkeypatch, tmp_path):
     monkeypatch.setattr("weft.run.session.choose_precision", watch)
     train(tmp_path)
     assert found == {"same": True, "gradients": [], "failing": math.inf, "chosen": torch.float32}
+
+
+def test_what_cannot_be_trained_is_left_to_the_first_step_to_say(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    with pytest.raises(WeftError, match="BatchNorm cannot train on a single picture"):
+        train(tmp_path, batch=1)
 
 
 def test_other_machines_are_not_tried(timed):
