@@ -1,5 +1,6 @@
 """Pictures that are decoded by other processes before anybody asks for them: the same pixels, or none."""
 
+import errno
 import os
 import re
 import signal
@@ -150,6 +151,14 @@ def test_what_nobody_wants_is_given_up(source, monkeypatch):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert not found.done.any()
+
+
+def test_memory_that_may_not_be_shared_is_done_without(source, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    assert decode_early(source, 3, 10**8) is None
 
 
 def test_memory_is_given_back(source):

@@ -120,4 +120,7 @@ def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels 
     is_small = height * width <= LARGEST and height * width * channels * len(source) <= MOST_BYTES
     if len(headers) > 1 or depth != 8 or channels not in (1, 3) or not is_small:
         return None
-    return EarlyPixels(source, (height, width, channels), max_pixels)
+    try:
+        return EarlyPixels(source, (height, width, channels), max_pixels)
+    except OSError:  # so much memory may not be shared here: it is taken as pictures are kept
+        return None
