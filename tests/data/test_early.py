@@ -140,6 +140,21 @@ def test_a_process_that_ends_early_leaves_pictures_undone(source, monkeypatch, e
     assert not found.processes
 
 
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_processes_may_be_nobodys_business(source, end):
+    """Where SIGCHLD is ignored, which a process inherits, nothing is left of a child that has ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = decode_early(source, 3, 10**8)
+        assert found is not None
+        time.sleep(0.5 if end == "close" else 0)
+        getattr(found, end)()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not found.processes
+    assert found.done[3] == (end == "finish")
+
+
 def test_what_nobody_wants_is_given_up(source, monkeypatch):
     monkeypatch.setattr(early.EarlyPixels, "_decode", lambda self, index: time.sleep(600))
     found = decode_early(source, 3, 10**8)

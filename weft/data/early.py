@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ class EarlyPixels:
     def finish(self) -> None:
         """Waits until nobody works on them any more."""
         while self.processes and time.monotonic() < self.deadline:
-            self.processes -= {process for process in self.processes if os.waitpid(process, os.WNOHANG)[0]}
+            self.processes -= {process for process in self.processes if _is_over(process)}
             time.sleep(0.002)
         self._end_processes()
 
@@ -68,8 +69,11 @@ class EarlyPixels:
 
     def _end_processes(self) -> None:
         for process in self.processes:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            if _is_over(process):  # its number may be another's by now
+                continue
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
         self.processes = set()
 
     def _live(self, number: int, workers: int) -> None:
@@ -96,6 +100,13 @@ class EarlyPixels:
                     self.done[index] = True
         except (BadPicture, OSError):
             pass  # whoever needs it will say so
+
+
+def _is_over(process: int) -> bool:
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # the system saw to it: who started this one wants to hear of no child
+        return True
 
 
 def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels | None:
