@@ -1,9 +1,12 @@
 """Pictures that are decoded by other processes before anybody asks for them: the same pixels, or none."""
 
+import errno
 import os
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +140,21 @@ def test_a_process_that_ends_early_leaves_pictures_undone(source, monkeypatch, e
     assert not found.processes
 
 
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_processes_may_be_nobodys_business(source, end):
+    """Where SIGCHLD is ignored, which a process inherits, nothing is left of a child that has ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = decode_early(source, 3, 10**8)
+        assert found is not None
+        time.sleep(0.5 if end == "close" else 0)
+        getattr(found, end)()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not found.processes
+    assert found.done[3] == (end == "finish")
+
+
 def test_what_nobody_wants_is_given_up(source, monkeypatch):
     monkeypatch.setattr(early.EarlyPixels, "_decode", lambda self, index: time.sleep(600))
     found = decode_early(source, 3, 10**8)
@@ -148,6 +166,29 @@ def test_what_nobody_wants_is_given_up(source, monkeypatch):
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert not found.done.any()
+
+
+def test_memory_that_may_not_be_shared_is_done_without(source, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    assert decode_early(source, 3, 10**8) is None
+
+
+def test_memory_is_given_back(source):
+    """By whoever closes it, although the run that it was made for goes on and holds it."""
+
+    def shared() -> int:
+        return int(re.findall(r"^Pss_Shmem: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)[0])
+
+    before = shared()
+    found = early.EarlyPixels(source, (128, 128, 3), 10**8)
+    found.finish()
+    found.pixels[:] = 1
+    assert shared() - before > found.pixels.nbytes // 2048
+    found.close()
+    assert shared() - before < 100
 
 
 def test_only_small_pictures_of_one_size_are_begun_with(source, folder, monkeypatch):

@@ -1,6 +1,7 @@
 """Pictures that a run keeps: where its settings say, said in one line, and once for all cells of a study."""
 
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from weft.engine import kept
 from weft.engine.log import read_rows
 from weft.errors import WeftError
 from weft.run import choose
+from weft.run import data as run_data
 from weft.run.resume import read_settings
 from weft.run.start import least_kept
 
@@ -47,6 +49,32 @@ def test_pictures_that_were_decoded_early_change_nothing(pictures, tmp_path, mon
     early = tiny_run(pictures, tmp_path / "early", **settings).folder
     assert not late
     assert not differences(plain, early)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shares memory by forking")
+def test_nobody_waits_for_what_is_kept_in_another_size(pictures, tmp_path, monkeypatch):
+    """Nor do processes that decode it take time from those that decode what is kept."""
+    monkeypatch.setattr("weft.data.early.FEW", 0)
+    monkeypatch.setattr("weft.data.early.EarlyPixels._decode", lambda self, index: time.sleep(600))
+    monkeypatch.setattr("weft.data.early.EarlyPixels.finish", lambda self: pytest.fail("waited"))
+    left, real = [], keeping.decode_all
+
+    def decode_late(*args, **how):
+        assert not early.processes
+        left.append(how)
+        return real(*args, **how)
+
+    def watch(*args):
+        nonlocal early
+        early = begin(*args)
+        return early
+
+    early, begin = None, run_data.decode_early
+    monkeypatch.setattr(run_data, "decode_early", watch)
+    monkeypatch.setattr(keeping, "decode_all", decode_late)
+    settings = dict(data__keep="device", data__workers=1, epochs=1, img_size=20, augment__crop="resize")
+    tiny_run(pictures, tmp_path / "run", **settings)
+    assert left
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The type that a CPU multiplies in."""
 
+import itertools
 import math
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from weft.config import Config, override
 from weft.engine import precision
 from weft.engine.loop import Trainer
 from weft.engine.precision import choose_precision
+from weft.errors import WeftError
 
 SECONDS = {torch.float32: 0.3, torch.bfloat16: 0.2}
 
@@ -111,6 +115,25 @@ def test_the_trial_leaves_no_trace_and_tells_types_apart(monkeypatch, tmp_path):
     monkeypatch.setattr("weft.run.session.choose_precision", watch)
     train(tmp_path)
     assert found == {"same": True, "gradients": [], "failing": math.inf, "chosen": torch.float32}
+
+
+@pytest.mark.parametrize(("minutes", "tried"), [(0.05, 2), (5, 6)])
+def test_a_slow_model_is_tried_once(minutes, tried, timed, monkeypatch):
+    """A trial of three passes in each type could take a large part of a few minutes."""
+    clock = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(precision, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(precision, "snapshot", lambda *_: {})
+    monkeypatch.setattr(precision, "load_tensors", lambda *_: None)
+    run = SimpleNamespace(ema=None, compute_in=lambda dtype: None, screen=SimpleNamespace(say=print))
+    about = dict(device=torch.device("cpu"), world=SimpleNamespace(size=1), model=None, optimizer=mock.Mock())
+    choose_precision(SimpleNamespace(config=override(Config(), {"run.minutes": minutes}), run=run, **about))  # pyright: ignore
+    assert len(timed) == tried
+
+
+def test_what_cannot_be_trained_is_left_to_the_first_step_to_say(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    with pytest.raises(WeftError, match="BatchNorm cannot train on a single picture"):
+        train(tmp_path, batch=1)
 
 
 def test_other_machines_are_not_tried(timed):

@@ -18,7 +18,7 @@ from weft.engine import time_budget
 from weft.engine.device import World
 from weft.engine.log import read_rows
 from weft.engine.loop import Trainer
-from weft.engine.state import read_header
+from weft.engine.state import RunProgress, read_header
 from weft.engine.time_budget import VALIDATED, BatchTimes, _count_validated
 from weft.run.evaluate import evaluate, find_pictures
 
@@ -80,7 +80,14 @@ class Slow:
         self.task, self.device = SimpleNamespace(eval_batch=8), torch.device("cpu")
         self.world = World(self.device)
         split = SimpleNamespace(val=np.arange(pictures), reported=np.arange(pictures))
-        self.run = SimpleNamespace(split=split, best_model=None, kept_validation=None, config=self.config)
+        self.run = SimpleNamespace(
+            split=split,
+            best_model=None,
+            kept_validation=None,
+            config=self.config,
+            task=self.task,
+            progress=RunProgress(),
+        )
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         monkeypatch.setattr(time_budget, "evaluate", self.evaluate)
 
@@ -103,6 +110,20 @@ def test_a_trial_of_validation_is_short_and_right(monkeypatch, each):
     assert trainer.batches >= 2
     assert seconds_of(800) == pytest.approx(100 * each + 0.5)
     assert closing == pytest.approx(100 * each + 0.5, abs=2)
+
+
+def test_the_report_is_timed_in_the_type_it_is_computed_in(monkeypatch):
+    """On a CPU that trains in bfloat16 whoever opens the model computes in float32, which takes longer."""
+    trainer = Slow(monkeypatch, 2, first=0.3, each=0.3, pictures=800)
+    trainer.run.progress.bf16, trainer.run.dtype, trainer.task.dtype = True, torch.bfloat16, torch.bfloat16
+    infer = trainer.infer
+    monkeypatch.setattr(
+        trainer, "infer", lambda *args: [infer(*args) for _ in range(3 if trainer.task.dtype == torch.float32 else 1)]
+    )
+    seconds_of, closing = time_budget._time_validation(trainer)
+    assert seconds_of(800) == pytest.approx(100 * 0.3)
+    assert closing == pytest.approx(3 * 100 * 0.3, abs=2)
+    assert trainer.task.dtype == torch.bfloat16
 
 
 def test_kept_pictures_are_those_of_the_index():

@@ -454,6 +454,8 @@ def test_an_earlier_export_of_the_run_is_replaced(runs, tmp_path):
     assert json.loads((out / "agreement.json").read_text())["rows"][0]["pictures"] == 3
     assert [*tmp_path.iterdir()] == [out]
     refused(command("export", runs["segment"], "--to", "safetensors", "--out", out), "not an empty folder")
+    other = shutil.copytree(runs["segment"], tmp_path / "other" / runs["classify"].name)  # of the same name
+    refused(command("export", other, "--to", "safetensors", "--out", out), "not an empty folder")
     (out / "notes.txt").write_text("mine")
     refused(command(*again, out), "'notes.txt', which would be lost")
 

@@ -38,7 +38,7 @@ def export(
         onnx; torch, a package of torch.export (.pt2); or safetensors, weights and config.json for Weft and timm.
     out
         The folder to make, with the file, model.json, agreement.json and agreement.html; by default export-RUN here.
-        An earlier export of the run that lies there is replaced.
+        An earlier export of the same weights that lies there is replaced.
     int8
         ONNX in eight bits, fitted to pictures of the run: smaller, on many processors faster, a little less right.
     fixed

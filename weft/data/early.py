@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,10 @@ class EarlyPixels:
     def __init__(self, source: Source, shape: tuple[int, int, int], max_pixels: int) -> None:
         self.source, self.shape, self.max_pixels = source, shape, max_pixels
         count, one = len(source), math.prod(shape)
-        self.memory = mmap.mmap(-1, count * (one + 1))  # shared with the processes; taken as it is written to
-        self.done = np.frombuffer(self.memory, np.bool_, count)
-        self.pixels = np.frombuffer(self.memory, np.uint8, count * one, offset=count).reshape(count, *shape)
+        # Shared with the processes, taken as it is written to, given back with the last array that lies in it.
+        memory = mmap.mmap(-1, count * (one + 1))
+        self.done = np.frombuffer(memory, np.bool_, count)
+        self.pixels = np.frombuffer(memory, np.uint8, count * one, offset=count).reshape(count, *shape)
         self.deadline = time.monotonic() + PATIENCE
         self.processes: set[int] = set()
         workers = min(len(os.sched_getaffinity(0)), -(-count // CHUNK))
@@ -55,7 +57,7 @@ class EarlyPixels:
     def finish(self) -> None:
         """Waits until nobody works on them any more."""
         while self.processes and time.monotonic() < self.deadline:
-            self.processes -= {process for process in self.processes if os.waitpid(process, os.WNOHANG)[0]}
+            self.processes -= {process for process in self.processes if _is_over(process)}
             time.sleep(0.002)
         self._end_processes()
 
@@ -67,8 +69,11 @@ class EarlyPixels:
 
     def _end_processes(self) -> None:
         for process in self.processes:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            if _is_over(process):  # its number may be another's by now
+                continue
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
         self.processes = set()
 
     def _live(self, number: int, workers: int) -> None:
@@ -97,6 +102,13 @@ class EarlyPixels:
             pass  # whoever needs it will say so
 
 
+def _is_over(process: int) -> bool:
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # the system saw to it: who started this one wants to hear of no child
+        return True
+
+
 def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels | None:
     """Begins to decode all pictures of a source into `channels`, or as many as they have (0), where that may be of use.
 
@@ -119,4 +131,7 @@ def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels 
     is_small = height * width <= LARGEST and height * width * channels * len(source) <= MOST_BYTES
     if len(headers) > 1 or depth != 8 or channels not in (1, 3) or not is_small:
         return None
-    return EarlyPixels(source, (height, width, channels), max_pixels)
+    try:
+        return EarlyPixels(source, (height, width, channels), max_pixels)
+    except OSError:  # so much memory may not be shared here: it is taken as pictures are kept
+        return None

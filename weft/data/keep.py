@@ -155,9 +155,10 @@ def keep_pictures(
 
 
 def split_ready(indices: np.ndarray, early: EarlyPixels | None) -> tuple[np.ndarray, np.ndarray]:
-    """Those of `indices` whose pixels are there, and the rest."""
+    """Those of `indices` whose pixels are there, once nobody decodes them any more, and the rest."""
     if early is None:
         return indices[:0], indices
+    early.finish()
     there = early.done[indices]
     return indices[there], indices[~there]
 

@@ -64,6 +64,8 @@ def _decode(run: TrainingRun, early: EarlyPixels | None) -> "OnDevice":
     size = list(ready.shape[:2]) if ready else []
     as_it_is = ready if size and kept_size(run.config.augment.crop, size, preprocessing.size) == size else None
     as_seen = ready if size and preprocessing.leaves(size) else None
+    if early is not None and as_it_is is as_seen is None:
+        early.close()  # its processes would only take time from those that decode what is wanted
     kept = keep_pictures(source, train, run.task.kept.decode, world.device, one=one, early=as_it_is, **how)
     validation = keep_validation(source, mine, preprocessing, world.device, early=as_seen, **how)
     run.screen.close()
@@ -80,11 +82,9 @@ def _decode_pairs(run: TrainingRun) -> "OnDevice":
 
 
 def of_use(early: EarlyPixels | None, preprocessing: Preprocessing) -> EarlyPixels | None:
-    """The same, complete, where pictures of this preprocessing have as many channels and bits."""
-    if early is None or (early.shape[2], 8) != (preprocessing.channels, preprocessing.depth):
-        return None
-    early.finish()
-    return early
+    """The same, where pictures of this preprocessing have as many channels and bits."""
+    alike = early is not None and (early.shape[2], 8) == (preprocessing.channels, preprocessing.depth)
+    return early if alike else None
 
 
 # A study trains on the same pictures again and again ----------------------------------------------------------------

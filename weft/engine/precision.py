@@ -7,6 +7,7 @@ import torch
 
 from weft.engine.loop import Trainer
 from weft.engine.state import load_tensors, snapshot
+from weft.engine.time_budget import TRIAL_PART
 
 PICTURES, TIMES = 16, 3
 CLEARLY_FASTER = 1.15  # times as fast: for less, nothing is rounded
@@ -25,8 +26,11 @@ def choose_precision(trainer: Trainer) -> None:
         return
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
     times = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    limit = time.monotonic() + TRIAL_PART * 60 * run.minutes
     for _ in range(TIMES):  # in turn, so that a slow moment of the machine hits both
         times = {dtype: min(best, _pass_seconds(trainer, dtype)) for dtype, best in times.items()}
+        if time.monotonic() > limit:
+            break
     trainer.optimizer.zero_grad(set_to_none=True)
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
     gain = times[torch.float32] / times[torch.bfloat16]
@@ -43,6 +47,6 @@ def _pass_seconds(trainer: Trainer, dtype: torch.dtype) -> float:
     begin = time.perf_counter()
     try:
         loss, _ = trainer.gradients(0, batch).tolist()
-    except RuntimeError:  # an operation that does not know the type
+    except (RuntimeError, ValueError):  # an operation that does not know the type, too few pictures: the step answers
         return math.inf
     return time.perf_counter() - begin if math.isfinite(loss) else math.inf

@@ -149,12 +149,17 @@ def _time_validation(trainer: Trainer) -> tuple[Callable[[int], float], float]:
     batches = world.broadcast(max(TRIAL_BATCHES, int(limit / max(read.each, 1e-3))))
     if batches > TRIAL_BATCHES:
         read = look(batches)
+    opened = read
+    if run.progress.bf16:  # who opens the kept model, as the report does, computes in float32
+        run.task.dtype = torch.float32
+        opened = look(batches)
+        run.task.dtype = run.dtype
     kept, validate = run.kept_validation, read
     if kept is not None and len(kept.pictures) and not run.config.run.fsdp:  # whose processes meet in every batch
         model, some = run.best_model.eval(), itertools.islice(kept.batches(batch), batches)
         validate = _timed(trainer, lambda infer: [infer(model, part.pictures) for part in some])
     # the main process does this alone, from disk
-    closing = read.of(-(-len(reported) // batch)) + CLOSING_SECONDS * bool(len(reported))
+    closing = opened.of(-(-len(reported) // batch)) + CLOSING_SECONDS * bool(len(reported))
     return (
         lambda pictures: validate.of(-(-pictures // (batch * world.size))),
         closing if trainer.config.run.report else 0.0,

@@ -3,7 +3,6 @@
 A file is kept only if it answers as the run does: everything is made under another name, compared, and renamed.
 """
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from weft.errors import WeftError, check_choice, check_positive
 from weft.export.agreement import Agreement, File, Limits, as_input, cut, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
-from weft.export.folder import FACTS, check_free, put
+from weft.export.folder import FACTS, check_free, put, weights_hash
 from weft.export.form import ExportForm
 from weft.export.graph import OPSET, OnnxFile, TorchFile, onnx_library, write_onnx, write_torch
 from weft.export.page import write_page
@@ -87,7 +86,7 @@ def export(
 
     Args:
         run: the folder of a run, or of a model.
-        out: the folder to make; by default export-RUN here. An earlier export of the run that lies there is replaced.
+        out: the folder to make; by default export-RUN here. An earlier export of the same weights is replaced.
         to: onnx, torch (a package of torch.export) or safetensors (weights and config.json, for Weft and timm).
         int8: ONNX with products in eight bits.
         fixed: for pictures of one size, and so many at once; else of any size, any number.
@@ -175,7 +174,7 @@ def describe(form: ExportForm, run: Path, name: str, fixed: Shape | None) -> dic
         "preprocessing": rules.to_dict(),
         "provenance": {
             "run": run.resolve().name,
-            "weights_sha256": hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest(),
+            "weights_sha256": weights_hash(run),
             "architecture": predictor.subject().name,
             "exported": date.today().isoformat(),
             "torch": torch.__version__,

@@ -1,5 +1,6 @@
-"""The folder of an export: a new one, or that of an earlier export of the same run, which the next one replaces."""
+"""The folder of an export: a new one, or that of an earlier export of the same weights, which is replaced."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -20,11 +21,16 @@ def check_free(folder: Path, run: Path) -> None:
 
 
 def is_export_of(folder: Path, run: Path) -> bool:
+    """Whether an export of the weights that the run has now lies there; other runs may have the same name."""
     try:
         facts = json.loads((folder / FACTS).read_bytes())
-        return "weft" in facts and facts["provenance"]["run"] == run.resolve().name
+        return "weft" in facts and facts["provenance"]["weights_sha256"] == weights_hash(run)
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def weights_hash(run: Path) -> str:
+    return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
 
 
 def put(made: Path, folder: Path) -> None:

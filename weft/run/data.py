@@ -72,9 +72,10 @@ def looking_early(
         data = settings.data
         source = open_configured(data)
     look = QuickLook(source, data.max_pixels, QUICK_SECONDS + IMPORT_SECONDS)
-    may_be_kept = data.keep != "no" and data.workers
-    pixels = decode_early(source, data.channels, data.max_pixels) if may_be_kept else None
+    pixels = None
     try:
+        if data.keep != "no" and data.workers:
+            pixels = decode_early(source, data.channels, data.max_pixels)
         yield EarlyLook(data, source, look, pixels)
     finally:
         look.close()
