@@ -134,7 +134,7 @@ def describe(design: Design, place: Place, result: Result, run: Path, jobs: int)
     last, score = result.curve[-1], f"val_{score_name(result)}"
     parameters, macs = costs(design, place, run)
     return {
-        **{"score": score_name(result), "value": result.score, "n": result.metrics.get("n")},
+        **{"score": score_name(result), "value": result.score},
         **{"parameters": parameters, "macs": macs, "steps": last["step"], "epochs": result.cell.settings["run.epochs"]},
         "curve": [[row["step"], row[score]] for row in result.curve if row.get(score) is not None],
         "seconds": round(max(result.seconds, last["seconds"]), 1),  # the latter of all calls, where it was stopped
