@@ -5,9 +5,13 @@
     python benchmarks/evidence.py E1 E9 --data data --seeds 3 --jobs 6 --minutes 9
     python -m tools.evidence                                       # writes docs/evidence.md
 
-Names are those of claims or of studies. What a file of results has already is not trained again; a cell that was
-stopped goes on from its last state, where --work is still there. Results are written after each cell, into a file of
-the day in --out; files from other machines lie beside it, as evidence-*.json of any name.
+    python benchmarks/evidence.py few --data data --device cpu --jobs 2          # what a CPU can do, too
+
+Names are those of claims or of studies. What a file of results has already from this machine is not trained again, nor
+a seed that another machine has of all rows: rows are compared on one machine alone. A cell that was stopped goes on
+from its last state, where --work is still there. Results are written after each cell, and failures, into a file of
+the call in --out; files from other machines lie beside it, as evidence-*.json of any name. Cells that share a GPU are
+faster with `nvidia-cuda-mps-control -d` started before.
 """
 
 import argparse
@@ -16,8 +20,8 @@ import platform
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
-from datetime import date
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -31,17 +35,20 @@ from real_runs import make_shards
 from weft.catalog.measured import measured
 from weft.config import Config, override, read_yaml
 from weft.documents import read_json
+from weft.engine.device import pick_device
 from weft.engine.lock import locked
 from weft.files import write_text
-from weft.report.text import columns
+from weft.report.text import SCORES, columns
 from weft.study.ablate.costs import Cost, count_cost, count_network
 from weft.study.ablate.run import may_start_until
 from weft.study.ablate.tables import Network
 from weft.study.cells.cell import Cell, Result, cell_folder, read_result
 from weft.study.cells.workers import MayStart, run_cells
 
+CALL = datetime.now().strftime("%Y-%m-%d-%H%M%S")
 RESULTS = Path(__file__).with_name("results")
 START = 6.0  # seconds of a cell beside its steps on a GPU, estimated
+STEP = 3e-3  # seconds of a step at least, however small the network: 3.2 and 3.4 of two were measured
 FLOPS = 10e12  # a second in training, of the slowest network measured at 32 pixels; for those not measured
 ARCHIVES = {  # the sets that come as archives: where each is unpacked
     "imagenette-subset": {"train": "imagenette-subset/train", "val": "imagenette-subset/val"},
@@ -68,7 +75,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     design = read_design()
-    done = {row["key"] for folder in (RESULTS, args.out) for row in read_rows(folder)}
+    rows = [row for folder in {RESULTS, args.out} for row in read_rows(folder)]
+    done = finished(design, rows, machine(args.device), args.seeds)
     studies = design.chosen(args.names)
     if args.prepare:
         prepare(args.prepare, args.data, {design.data[study.data].source for study in studies})
@@ -87,33 +95,55 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def store(folder: Path, row: dict[str, Any]) -> None:
-    """Adds a row to the file of its day."""
-    file = folder / f"evidence-{row['date']}.json"
+    """Adds a row to the file of its call, whose name no other machine's has."""
+    file = folder / f"evidence-{row['call']}.json"
     rows = read_json(file)["rows"] if file.exists() else []
     content = {"what": "benchmarks/evidence.py: a row for each training", "rows": [*rows, row]}
     write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def machine(device: str) -> str:
+    """What a training is on: seeds are compared where this is the same."""
+    first = pick_device(device)
+    return torch.cuda.get_device_name(first) if first.type == "cuda" else f"CPU, {platform.machine()}"
+
+
+def finished(design: Design, rows: Iterable[Mapping[str, Any]], machine: str, seeds: int) -> set[Place]:
+    """What is not to be trained here: what has a result from here, and seeds that one machine has of all rows."""
+    keys: dict[str, set[str]] = {machine: set()}
+    for row in rows:
+        if "error" not in row:
+            keys.setdefault(row["device"], set()).add(row["key"])
+    done: set[Place] = set()
+    for study in design.studies.values():
+        for _, group in groupby(study.places(seeds), key=lambda place: (place.part, place.seed)):
+            places = {place: design.key(place) for place in group}
+            whole = any(found >= {*places.values()} for found in keys.values())
+            done |= {place for place, key in places.items() if whole or key in keys[machine]}
+    return done
+
+
+def identify(design: Design, place: Place, args: argparse.Namespace) -> dict[str, Any]:
+    """What each row begins with: which training, where and when."""
+    today = {"torch": torch.__version__, "date": date.today().isoformat(), "call": CALL}
+    return {"key": design.key(place), **vars(place), "device": machine(args.device), **today}
 
 
 def describe(design: Design, place: Place, result: Result, run: Path, jobs: int) -> dict[str, Any]:
     """What is kept of a training."""
     last, score = result.curve[-1], f"val_{score_name(result)}"
     parameters, macs = costs(design, place, run)
-    gpu = torch.cuda.is_available()
     return {
-        "key": design.key(place),
-        **{"study": place.study, "row": place.row, "part": place.part, "seed": place.seed},
-        **{"score": score_name(result), "value": result.score, "n": result.metrics.get("n")},
+        **{"score": score_name(result), "value": result.score},
         **{"parameters": parameters, "macs": macs, "steps": last["step"], "epochs": result.cell.settings["run.epochs"]},
         "curve": [[row["step"], row[score]] for row in result.curve if row.get(score) is not None],
-        **{"seconds": round(result.seconds, 1), "pictures_per_second": result.speed, "memory": result.memory},
-        "jobs": jobs,
-        "device": torch.cuda.get_device_name() if gpu else f"{torch.get_num_threads()} threads, {platform.machine()}",
-        **{"torch": torch.__version__, "date": date.today().isoformat()},
+        "seconds": round(max(result.seconds, last["seconds"]), 1),  # the latter of all calls, where it was stopped
+        **{"pictures_per_second": result.speed, "memory": result.memory, "jobs": jobs},
     }
 
 
 def score_name(result: Result) -> str:
-    return next(name for name, value in result.metrics.items() if value == result.score)
+    return next(name for name in SCORES if result.metrics.get(name) is not None)
 
 
 def costs(design: Design, place: Place, run: Path) -> tuple[int, int]:
@@ -130,14 +160,14 @@ def costs(design: Design, place: Place, run: Path) -> tuple[int, int]:
 # Training ---------------------------------------------------------------------------------------------------------
 
 
-def run(design: Design, studies: Sequence[Study], done: set[str], args: argparse.Namespace) -> None:
+def run(design: Design, studies: Sequence[Study], done: set[Place], args: argparse.Namespace) -> None:
     """Trains what has no result yet, in the order of the plan, until all is done or the time is up."""
     end = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
     args.out.mkdir(parents=True, exist_ok=True)
     args.work.mkdir(parents=True, exist_ok=True)
     try:
         with locked(args.work):
-            for places in waves(design, studies, args.seeds, done, args.work, args.data):
+            for places in waves(design, studies, done, args):
                 alone = design.studies[places[0].study].alone
                 run_wave(design, places, 1 if alone else args.jobs, end, args)
     except TimeUp:
@@ -147,46 +177,61 @@ def run(design: Design, studies: Sequence[Study], done: set[str], args: argparse
 
 
 def waves(
-    design: Design, studies: Sequence[Study], seeds: int, done: set[str], work: Path, data: Path
+    design: Design, studies: Sequence[Study], done: set[Place], args: argparse.Namespace
 ) -> Iterator[list[Place]]:
     """Groups of cells that may run beside each other, none twice; weights come before what begins with them."""
-    planned = set(done)
+    trained: set[str] = set()
     for (_, _), group in groupby(studies, key=lambda study: (study.alone, study.init)):
-        places = [place for study in group for place in study.places(seeds) if design.key(place) not in planned]
+        places = [place for study in group for place in study.places(args.seeds) if place not in done]
         sources = dict.fromkeys(design.source(place) for place in places if design.studies[place.study].init)
-        missing = [place for place in sources if not has_weights(design, place, data, work)]
-        planned |= {design.key(place) for place in [*places, *missing]}
-        yield from filter(None, (missing, places))
+        missing = [place for place in sources if not has_weights(design, place, args)]
+        for wave in (missing, places):
+            cells = {design.key(place): place for place in reversed(wave)}  # the first of equal ones
+            yield from filter(None, [[place for key, place in reversed(cells.items()) if key not in trained]])
+            trained |= cells.keys()
 
 
-def has_weights(design: Design, place: Place, data: Path, work: Path) -> bool:
-    return (cell_folder(work, design.resolved(place, data, work)) / "run" / WEIGHTS).exists()
+def on_machine(design: Design, place: Place, args: argparse.Namespace) -> Cell:
+    return design.resolved(place, args.data, args.work, pick_device(args.device).type == "cuda")
+
+
+def has_weights(design: Design, place: Place, args: argparse.Namespace) -> bool:
+    return (cell_folder(args.work, on_machine(design, place, args)) / "run" / WEIGHTS).exists()
 
 
 def run_wave(design: Design, places: Sequence[Place], jobs: int, end: float, args: argparse.Namespace) -> None:
-    """Trains cells beside each other and stores each that is over."""
-    cells = {place: design.resolved(place, args.data, args.work) for place in places}
-    by_key = {cell.key: place for place, cell in cells.items()}
-    stored: set[str] = set()
+    """Trains cells beside each other and stores each that is over, or why it failed."""
+    cells = {place: on_machine(design, place, args) for place in places}
+    stored: set[Place] = set()
+
+    def keep(place: Place, error: str = "") -> None:
+        result = None if error or place in stored else read_result(args.work, cells[place])
+        text = f"{place.study} / {place.row} / {place.part:g}, seed {place.seed}"
+        if result is not None:
+            row = describe(design, place, result, cell_folder(args.work, cells[place]) / "run", jobs)
+            text = f"{text:60} {row['score']} {row['value']:7.2%}  {row['seconds']:6.0f} s"
+        elif error and place not in stored:
+            row, text = {"error": error}, f"{text}: {error}"
+        else:
+            return
+        stored.add(place)
+        store(args.out, identify(design, place, args) | row)
+        print(text, flush=True)
 
     def watch(states: dict[str, str]) -> None:
-        for key, state in states.items():
-            place = by_key[key]
-            result = read_result(args.work, cells[place]) if state == "done" else None
-            if result is not None and design.key(place) not in stored:
-                stored.add(design.key(place))
-                row = describe(design, place, result, cell_folder(args.work, cells[place]) / "run", jobs)
-                store(args.out, row)
-                text = f"{place.study} / {place.row} / {place.part:g}, seed {place.seed}"
-                print(f"{text:60} {row['score']} {row['value']:7.2%}  {row['seconds']:6.0f} s", flush=True)
+        for place, cell in cells.items():
+            if states[cell.key] == "done":
+                keep(place)
+            elif states[cell.key].startswith("failed: "):
+                keep(place, states[cell.key].removeprefix("failed: "))
         if time.monotonic() > end:
             raise TimeUp
 
-    in_time = until(end)
-    results = run_cells(args.work, list(cells.values()), jobs=jobs, device=args.device, watch=watch, may_start=in_time)
-    for place, result in zip(places, results, strict=True):
-        if result.error:
-            print(f"{place.study} / {place.row} / {place.part:g}, seed {place.seed}: {result.error}", flush=True)
+    try:
+        run_cells(args.work, list(cells.values()), jobs=jobs, device=args.device, watch=watch, may_start=until(end))
+    finally:
+        for place in places:  # those that ended while others were stopped
+            keep(place)
 
 
 def until(end: float) -> MayStart:
@@ -202,13 +247,15 @@ def until(end: float) -> MayStart:
 # The plan ---------------------------------------------------------------------------------------------------------
 
 
-def print_plan(design: Design, studies: Sequence[Study], seeds: int, done: set[str]) -> None:
+def print_plan(design: Design, studies: Sequence[Study], seeds: int, done: set[Place]) -> None:
     """A line for each study: cells, and estimated minutes of one GPU if nothing shared it."""
-    rows, total = [["study", "claims", "cells", "done", "GPU minutes", "what"]], 0.0
+    rows, total, counted = [["study", "claims", "cells", "done", "GPU minutes", "what"]], 0.0, set[str]()
     for study in studies:
         places = list(study.places(seeds))
-        over = sum(design.key(place) in done for place in places)
-        minutes = sum(estimate(design, place) for place in places if design.key(place) not in done) / 60
+        over = sum(place in done for place in places)
+        new = {design.key(place): place for place in places if place not in done}
+        minutes = sum(estimate(design, place) for key, place in new.items() if key not in counted) / 60
+        counted |= new.keys()
         total += minutes
         parts = ", ".join(f"{part:.0%}" for part in study.lengths)
         what = f"{len(study.trained)} rows of {study.table}, {study.data} at {study.img_size}: {parts}"
@@ -229,19 +276,26 @@ def estimate(design: Design, place: Place) -> float:
 
 def speed(cell: Cell, img_size: int, classes: int) -> float:
     """Training pictures a second on an H200: measured for this model, in proportion to MACs; or what they suggest."""
-    cost = count_once(cell.model, json.dumps(dict(cell.switches)), img_size, classes)
+    fastest = cell.settings["run.batch"] / STEP
+    cost = count_once(as_text(Network(cell.model, cell.switches)), img_size, classes)
     if cost is None:
         return float("nan")
     for row in measured():
         if (row.model, row.size) == (cell.model, img_size) and "cuda" in row.speed:
-            usual = count_once(row.model, json.dumps(row.args), img_size, classes)
-            return row.speed["cuda"] * (usual or cost).macs / cost.macs
-    return FLOPS / (6e9 * cost.macs)
+            usual = count_once(as_text(Network(row.model, row.args)), img_size, classes)
+            return min(fastest, row.speed["cuda"] * (usual or cost).macs / cost.macs)
+    return min(fastest, FLOPS / (6e9 * cost.macs))
 
 
 @cache
-def count_once(model: str, switches: str, img_size: int, classes: int) -> Cost | None:
-    return count_cost(Network(model, json.loads(switches)), img_size, classes)
+def count_once(network: str, img_size: int, classes: int) -> Cost | None:
+    return count_cost(Network(**json.loads(network)), img_size, classes)
+
+
+def as_text(network: Network) -> str:
+    return json.dumps(
+        {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(network).items()}
+    )
 
 
 # The sets ---------------------------------------------------------------------------------------------------------

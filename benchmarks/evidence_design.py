@@ -6,7 +6,7 @@
         paper: ...                           the paper's number
         checks:                              what must be so for the claim to hold
           - {better: STUDY / ROW, than: STUDY / ROW}
-          - {matches: STUDY / ROW, to: STUDY / ROW, within: 0.5}     points that do not count
+          - {matches: STUDY / ROW, to: STUDY / ROW, within: 1}       points that it may be below the other
           - {cheaper: STUDY / ROW, than: STUDY / ROW}                in MACs
           - {reaches: STUDY / ROW, value: 95.5}
     studies:                                 the most telling first
@@ -33,8 +33,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from weft.documents import read_yaml
 from weft.errors import WeftError, did_you_mean
@@ -100,9 +98,9 @@ class Study:
         return choose_network(load_table(self.table), row, self.size, small=self.size == "nano")
 
     def places(self, seeds: int) -> Iterator[Place]:
-        """All rows with the first seed, then with the next: what is done first can be compared."""
-        for seed in range(min(seeds, self.seeds or seeds)):
-            for part in self.lengths:
+        """All rows with the first seed, then with the next: what is done first can be compared. Small parts first."""
+        for part in sorted(self.lengths):
+            for seed in range(min(seeds, self.seeds or seeds)):
                 for row in self.trained:
                     yield Place(self.name, row.name, part, seed)
 
@@ -149,18 +147,30 @@ class Design:
         return [s for s in self.studies.values() if not names or {s.name, *s.claims} & {*names}]
 
     def key(self, place: Place) -> str:
-        """The same for the same training, wherever data lie: what a row in a file of results is known by."""
-        return self.studies[place.study].cell(place).key
+        """The same for the same training, wherever data lie: what a row in a file of results is known by.
 
-    def resolved(self, place: Place, data: Path, work: Path) -> Cell:
-        """The cell with the places of data and weights on this machine."""
+        Of one that begins with another's weights, also which training they are from.
+        """
+        cell = self.studies[place.study].cell(place)
+        if self.studies[place.study].init:
+            cell = replace(cell, settings={**cell.settings, "model.init": self.key(self.source(place))})
+        return cell.key
+
+    def places_by_key(self, seeds: int) -> dict[str, list[Place]]:
+        """The places that each training serves: of equal cells in several studies one is trained."""
+        found: dict[str, list[Place]] = {}
+        for place in (place for study in self.studies.values() for place in study.places(seeds)):
+            found.setdefault(self.key(place), []).append(place)
+        return found
+
+    def resolved(self, place: Place, data: Path, work: Path, gpu: bool) -> Cell:
+        """The cell with the places of data and weights on this machine; a GPU's is never gone on with on a CPU."""
         study = self.studies[place.study]
         cell = study.cell(place)
         settings = dict(cell.settings)
-        if torch.cuda.is_available():
-            settings.setdefault("data.workers", READERS)
+        settings.setdefault("data.workers", READERS if gpu else 0)
         if study.init:
-            settings["model.init"] = str(cell_folder(work, self.resolved(self.source(place), data, work)) / "run")
+            settings["model.init"] = str(cell_folder(work, self.resolved(self.source(place), data, work, gpu)) / "run")
         elif "model.init" in settings:
             settings["model.init"] = str(data.absolute() / settings["model.init"])
         return replace(cell, data=locate(self.data[cell.data].source, data), settings=settings)

@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from evidence import read_rows  # noqa: E402
-from evidence_design import Claim, Design, Place, Study, read_design  # noqa: E402
+from evidence import as_text, count_once, read_rows  # noqa: E402
+from evidence_design import Claim, Design, Study, read_design  # noqa: E402
 
 from tools.performance import markdown  # noqa: E402
 from weft.files import write_text  # noqa: E402
@@ -22,10 +23,10 @@ from weft.report.figures import INKS, plots, write_figure  # noqa: E402
 from weft.study.statistics import (  # noqa: E402
     DASH,
     Difference,
-    difference_by_seed,
     format_difference,
     format_score,
     mean_sd,
+    paired_difference,
 )
 
 if TYPE_CHECKING:
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
 PAGE, PICTURES, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "pictures", ROOT / "benchmarks" / "results"
 HOLDS, OPEN, FAILS, NOT_RUN = "holds", "open", "does not hold", "not run"  # of a check, and of a claim, which has also
 PARTLY = "partly"
-SMALL = "small"  # the study of E9 whose parts are one axis
+FEW = ("few", "small")  # the studies of E9 whose parts are one axis; the latter has all pictures
 PACE = "pace"  # where each network trained with nothing beside it
 
 Key = tuple[str, str, float]  # study, row, part of the pictures
 Kept = dict[str, Any]  # a row of a file of results
-Results = Mapping[Key, Mapping[int, Kept]]  # by seed
+Source = tuple[int, str]  # the seed of a training, and the machine
+Rows = Mapping[Source, Kept]
+Results = Mapping[Key, Rows]
 
 
 # The rule -----------------------------------------------------------------------------------------------------------
@@ -53,32 +56,61 @@ class Finding:
     text: str
     state: str
     difference: Difference | None = None
+    counted: bool = False  # from the networks, which nobody had to train for it
 
 
 def judge(check: Mapping[str, Any], design: Design, results: Results) -> Finding:
     """Decides one check by the 95 % interval of the difference, seed by seed.
 
     It holds where all of the interval is on the claim's side of the limit, does not where all of it is on the other,
-    and is open between, or where one seed has no interval. The limit is zero, and for `matches` the points that do not
-    count. MACs are counted, and need no interval.
+    and is open between, or where one seed has no interval, or where a training failed: who survives is not who is
+    better. The limit is zero, and for `matches` the points that do not count. MACs are counted, and need no interval.
     """
-    kind = next(iter(check))
+    kind, text = next(iter(check)), say(check, design)
     row = find(design, results, check[kind])
-    other: Mapping[int, Kept] = {}
-    if kind == "reaches":
-        text = f"{name(check[kind])} reaches {check['value']:g} %"
-        base = {seed: float(check["value"]) / 100 for seed in row}
-    else:
-        other = find(design, results, check["to" if kind == "matches" else "than"])
-        words = {"better": "is better than", "matches": "matches", "cheaper": "has fewer MACs than"}
-        text = f"{name(check[kind])} {words[kind]} {name(check['to' if kind == 'matches' else 'than'])}"
-        text += f" within {check['within']:g} points" if kind == "matches" else ""
-        base = values(other)
+    other = find(design, results, check[BASES[kind]]) if kind in BASES else row
     if kind == "cheaper":
-        return Finding(text, judge_costs(row, other))
-    limit = -check.get("within", 0) / 100
-    difference = difference_by_seed(values(row), base)
-    return Finding(text, judge_difference(difference, limit), difference)
+        return Finding(text, judge_costs(row, other), counted=True)
+    pairs = same_machine(row, other)
+    base = [float(check["value"]) / 100 if kind == "reaches" else other[pair]["value"] for pair in pairs]
+    difference = paired_difference([row[pair]["value"] for pair in pairs], base)
+    state = judge_difference(difference, -check.get("within", 0) / 100)
+    machines = sorted({machine for _, machine in pairs})
+    if len(machines) > 1:
+        text += f"; seeds of {' and of '.join(machines)}"
+    if any("error" in kept for kept in (*row.values(), *other.values())):
+        text, state = f"{text}; a training failed", OPEN
+    return Finding(text, state, difference)
+
+
+BASES = {"better": "than", "cheaper": "than", "matches": "to"}
+
+
+def say(check: Mapping[str, Any], design: Design) -> str:
+    """A check in words. Where both rows are the same network, what differs is where its weights begin."""
+    kind = next(iter(check))
+    if kind == "reaches":
+        return f"{name(check[kind])} reaches {check['value']:g} %"
+    one, other = check[kind], check[BASES[kind]]
+    study, base = design.studies[design.parse(one).study], design.studies[design.parse(other).study]
+    first, second = name(one), name(other)
+    if study.init and not base.init:
+        begun = design.studies[study.init].data
+        first, second = f"{first}, transferred from {begun} to {study.data},", f"{second} from scratch"
+    if kind == "matches":
+        margin = f"{check['within']:g} point{'' if check['within'] == 1 else 's'}"
+        return f"{first} is at most {margin} below {second}"
+    return f"{first} {'is better' if kind == 'better' else 'has fewer MACs'} than {second}"
+
+
+def same_machine(row: Rows, other: Rows) -> list[Source]:
+    """A pair for each seed that both rows have from the same machine: that which has most of their seeds."""
+    both = [pair for pair in row.keys() & other.keys() if "error" not in row[pair] | other[pair]]
+    count = Counter(machine for _, machine in both)
+    best: dict[int, Source] = {}
+    for pair in sorted(both, key=lambda pair: (count[pair[1]], pair[1])):
+        best[pair[0]] = pair
+    return sorted(best.values())
 
 
 def judge_difference(difference: Difference | None, limit: float) -> str:
@@ -89,42 +121,57 @@ def judge_difference(difference: Difference | None, limit: float) -> str:
     return HOLDS if difference.low > limit else FAILS if difference.high <= limit else OPEN
 
 
-def judge_costs(row: Mapping[int, Kept], other: Mapping[int, Kept]) -> str:
-    if not row or not other:
+def judge_costs(row: Rows, other: Rows) -> str:
+    macs = [[kept["macs"] for kept in rows.values() if "macs" in kept][:1] for rows in (row, other)]
+    if [] in macs:
         return NOT_RUN
-    return HOLDS if next(iter(row.values()))["macs"] < next(iter(other.values()))["macs"] else FAILS
+    return HOLDS if macs[0] < macs[1] else FAILS
 
 
-def verdict(states: Sequence[str]) -> str:
-    """Of a claim: what all of its checks say; partly, where only some hold. Where none does, one refutes it."""
-    found = {*states}
+def verdict(findings: Sequence[Finding]) -> str:
+    """Of a claim: what all of its checks say; partly, where only some hold. Where none does, one refutes it.
+
+    Fewer MACs alone are no part of a claim that holds: they were known before anything was trained.
+    """
+    found = {finding.state for finding in findings}
     if len(found) == 1:
         return found.pop()
-    return PARTLY if HOLDS in found else FAILS if FAILS in found else OPEN
+    found = {finding.state for finding in findings if not finding.counted}
+    return PARTLY if HOLDS in found else FAILS if FAILS in found else OPEN if OPEN in found else NOT_RUN
 
 
 # What is there ------------------------------------------------------------------------------------------------------
 
 
 def gather(design: Design, rows: Iterable[Kept]) -> Results:
-    """The rows that belong to the design as it is now, the newest of each training; earlier designs' are left out."""
-    found: dict[Key, dict[int, Kept]] = {}
+    """The rows that belong to the design as it is now, the newest of each training; earlier designs' are left out.
+
+    A training counts wherever the design has the same one; a failure only as long as no later call had a result.
+    """
+    rows = list(rows)
+    found: dict[Key, dict[Source, Kept]] = {}
+    places = design.places_by_key(1 + max((row["seed"] for row in rows), default=0))
     for row in rows:
-        place = Place(row["study"], row["row"], row["part"], row["seed"])
-        study = design.studies.get(place.study)
-        known = study is not None and place.part in study.lengths and place.row in [r.name for r in study.trained]
-        if known and design.key(place) == row["key"]:
-            found.setdefault((place.study, place.row, place.part), {})[place.seed] = row
+        source = row["seed"], row["device"]
+        for place in places.get(row["key"], ()):
+            kept = found.setdefault((place.study, place.row, place.part), {})
+            if "error" not in row or source not in kept:
+                kept[source] = row
     return found
 
 
-def find(design: Design, results: Results, reference: str) -> Mapping[int, Kept]:
+def find(design: Design, results: Results, reference: str) -> Rows:
     place = design.parse(reference)
     return results.get((place.study, place.row, place.part), {})
 
 
-def values(rows: Mapping[int, Kept]) -> dict[int, float]:
-    return {seed: row["value"] for seed, row in rows.items()}
+def by_machine(rows: Rows) -> dict[str, list[Kept]]:
+    """What was trained on each machine, that with most seeds first; failures are left out."""
+    found: dict[str, list[Kept]] = {}
+    for (_, machine), kept in sorted(rows.items()):
+        if "error" not in kept:
+            found.setdefault(machine, []).append(kept)
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
 def name(reference: str) -> str:
@@ -133,22 +180,48 @@ def name(reference: str) -> str:
     return f"{row} ({float(part[0]):.0%})" if part else row
 
 
+def sizes(check: Mapping[str, Any], design: Design) -> Iterator[str]:
+    """Parameters and MACs of both sides, as the design has them."""
+    kind = next(iter(check))
+    costs = []
+    for reference in [check[kind], *([check[BASES[kind]]] if kind in BASES else [])]:
+        place = design.parse(reference)
+        study = design.studies[place.study]
+        network = study.network(next(row for row in study.trained if row.name == place.row))
+        costs.append(count_once(as_text(network), study.img_size, design.data[study.data].classes))
+    yield " / ".join(f"{cost.parameters / 1e6:.2f}" if cost else DASH for cost in costs)
+    yield " / ".join(f"{1000 * cost.macs:.1f}" if cost else DASH for cost in costs)
+
+
 # The page -----------------------------------------------------------------------------------------------------------
 
 HEAD = """# Evidence: the papers' claims, tried on real pictures
 
 Written by `python -m tools.evidence` from the files `evidence-*.json` of [benchmarks/results](../benchmarks/results),
 which `benchmarks/evidence.py` writes; what has no row there is *not run*.
-[evidence.yaml](../benchmarks/evidence.yaml) has recipe, batch, epochs and networks of each comparison, written down
-before anything was trained. Both sides of a comparison have the same of all, and with the same seed they see the same
-pictures in the same order. The papers train on ImageNet for days; these are small networks, small pictures and
-minutes, so a claim that does not hold here may hold there.
+[evidence.yaml](../benchmarks/evidence.yaml) has recipe, batch, epochs and networks of each comparison, and why,
+written down before anything was trained. Both sides of a comparison have the same recipe, batch and steps, but for
+the rows `3x`, which are to have three times the steps; with the same seed and part of the pictures they see the same
+pictures in the same order. Stochastic depth, of which each model has another by default, is off on both sides. A
+score is that of the last epoch on the pictures that judge; nothing is chosen by it.
 
-Rows bear the papers' names; as their parameters say, most are the small stand-ins that `weft ablate` has for them.
+**What this page cannot say.** The papers train on ImageNet for days; these are small networks, small pictures and
+minutes, so a claim that does not hold here may hold there, and the other way round. Rows bear the papers' names, but
+most are the small stand-ins that `weft ablate` has for them: a CeiT-T here has a fifth of the paper's parameters.
+What both sides cost is beside each check; where one has more, so may its score be from that. Trainings this short say
+who learns faster, not who is better in the end.
 
 A check **holds** where the 95 % interval (Student's, over seeds in pairs) of the difference is wholly on the claim's
-side of its limit, **does not hold** where it is wholly on the other side, and is **open** otherwise, or with a single
-seed. A claim holds where all of its checks do, and **partly** where some do.
+side of its limit, **does not hold** where it is wholly on the other side, and is **open** otherwise, with a single
+seed, or where a training failed. Open is not equal: with three seeds the interval reaches 2.5 standard deviations of
+the difference to either side. The limit is zero; of *at most 1 point below* it is that point, and being better is
+within it. Seeds are paired on one machine alone; where the pairs of a check come from several machines, it says so.
+Intervals are not widened for the number of checks: where nothing differs, one in twenty is still decided. A seed is
+another start, another order and, of a part of the pictures, another part; all are judged by the same pictures, so the
+interval says nothing about other ones. Of equal trainings in several studies one is made, and counts in all of them.
+
+A claim holds where all of its checks do, and **partly** where some do; fewer MACs alone, which are counted, do not
+make it so.
 """
 
 
@@ -170,7 +243,7 @@ def overview(design: Design, results: Results) -> Iterator[str]:
         found = [judge(check, design, results) for check in claim.checks]
         decided = sum(finding.state in (HOLDS, FAILS) for finding in found)
         held = sum(finding.state == HOLDS for finding in found)
-        state = verdict([finding.state for finding in found])
+        state = verdict(found)
         rows.append([claim.name, claim.title, f"**{state}**", f"{held} / {decided} / {len(found)}"])
     yield from markdown(["", "claim", "here", "checks: hold / decided / all"], rows)
 
@@ -188,19 +261,21 @@ def section(claim: Claim, design: Design, results: Results) -> Iterator[str]:
     yield from (
         f"## {claim.name}: {claim.title}",
         "",
-        f"Paper: {claim.paper}. Here: **{verdict([f.state for f in found])}**.",
+        f"Paper: {claim.paper}. Here: **{verdict(found)}**.",
     )
     yield from ([claim.note] if claim.note else [])
     yield ""
+    checks = zip(claim.checks, found, strict=True)
     yield from markdown(
-        ["check", "difference, points", ""], [[f.text, format_difference(f.difference), f.state] for f in found]
+        ["check", "parameters, M", "MACs, M", "difference, points", ""],
+        [[f.text, *sizes(check, design), format_difference(f.difference), f.state] for check, f in checks],
     )
     yield ""
     rows = [line for study in design.studies.values() if claim.name in study.claims for line in table(study, results)]
     if rows:
         yield from markdown(HEADER, rows)
         yield ""
-    yield f"`python benchmarks/evidence.py {claim.name} --seeds 3 --jobs 6`"
+    yield f"`python benchmarks/evidence.py {claim.name} --seeds 3 --jobs 8`"
     yield ""
 
 
@@ -220,34 +295,37 @@ HEADER = [
 
 
 def table(study: Study, results: Results) -> Iterator[list[str]]:
-    """A line for each row with results; seconds are of a cell from start to end, with `jobs` of them side by side."""
-    for part in study.lengths:
+    """A line for each row with results on a machine; seconds are of a cell from start to end, with `jobs` at once."""
+    for part in sorted(study.lengths):
         for row in study.trained:
-            kept = list(results.get((study.name, row.name, part), {}).values())
-            if not kept:
-                continue
-            first, (seconds, _) = kept[0], mean_sd([one["seconds"] for one in kept])
-            beside = max(one["jobs"] for one in kept)
-            memory = max(one["memory"] for one in kept)
-            yield [
-                study.name,
-                row.name,
-                f"{part * row.fraction:.0%}",
-                f"{format_score(*mean_sd([one['value'] for one in kept]))} {first['score']}",
-                str(len(kept)),
-                f"{first['steps']:,}",
-                f"{first['parameters'] / 1e6:.2f} M",
-                f"{first['macs'] / 1e9:.3f} G",
-                f"{seconds:.0f}" + (f", {beside} at once" if beside > 1 else "") if memory else DASH,
-                f"{memory / 2**30:.1f} GiB" if memory else DASH,
-                f"{first['device']}, {first['date']}",
-            ]
+            found = results.get((study.name, row.name, part), {})
+            place = [study.name, row.name, f"{part * row.fraction:.0%}"]
+            for machine, kept in by_machine(found).items():
+                first, (seconds, _) = kept[0], mean_sd([one["seconds"] for one in kept])
+                beside = max(one["jobs"] for one in kept)
+                memory = max(one["memory"] for one in kept)
+                yield [
+                    *place,
+                    f"{format_score(*mean_sd([one['value'] for one in kept]))} {first['score']}",
+                    str(len(kept)),
+                    f"{first['steps']:,}",
+                    f"{first['parameters'] / 1e6:.2f} M",
+                    f"{first['macs'] / 1e9:.3f} G",
+                    f"{seconds:.0f}" + (f", {beside} at once" if beside > 1 else ""),
+                    f"{memory / 2**30:.1f} GiB" if memory else DASH,
+                    f"{machine}, {first['date']}",
+                ]
+            for (seed, machine), kept in sorted(found.items()):
+                if "error" in kept:
+                    said = f"seed {seed} failed: {kept['error']}".replace("|", "\\|")
+                    yield [*place, said, *[DASH] * 6, f"{machine}, {kept['date']}"]
 
 
 REPEAT = """```
 python benchmarks/evidence.py --prepare PACKED --data data      # the sets, out of mosaics and archives
 python benchmarks/evidence.py --list                            # what is planned, done, and estimated to cost
-python benchmarks/evidence.py --seeds 3 --jobs 6 --minutes 9    # as much as fits; again, it goes on
+python benchmarks/evidence.py --seeds 3 --jobs 8 --minutes 9    # as much as fits; again, it goes on
+python benchmarks/evidence.py few --device cpu --jobs 2         # what needs no GPU
 python -m tools.evidence                                        # this page
 ```
 """
@@ -259,9 +337,12 @@ python -m tools.evidence                                        # this page
 def draw_plots(design: Design, results: Results, folder: Path) -> dict[str, str]:
     """Writes what there are results for, and returns its name and text."""
     drawn = {}
-    if len({part for study, _, part in results if study == SMALL}) > 1:
-        write_figure(folder, "evidence-data", partial(draw_data, design.studies[SMALL], results), endings=("svg",))
-        drawn["evidence-data"] = f"Accuracy against the part of the training pictures, study {SMALL}"
+    studies = [design.studies[name] for name in FEW]
+    parts = {part: machine for study in studies for part in study.lengths if (machine := usual(study, part, results))}
+    if len(parts) > 1:
+        write_figure(folder, "evidence-data", partial(draw_data, studies, parts, results), endings=("svg",))
+        where = "; ".join(f"{part:.0%} on {machine}" for part, machine in sorted(parts.items()))
+        drawn["evidence-data"] = f"Accuracy against the part of the training pictures: {where}"
     points = time_points(design, results)
     if points:
         write_figure(folder, "evidence-seconds", partial(draw_seconds, points), endings=("svg",))
@@ -269,17 +350,26 @@ def draw_plots(design: Design, results: Results, folder: Path) -> dict[str, str]
     return drawn
 
 
-def draw_data(study: Study, results: Results) -> "Figure":
+def usual(study: Study, part: float, results: Results) -> str:
+    """The machine that has most of a study's trainings with a part of the pictures; "" where there are none."""
+    rows = [results.get((study.name, row.name, part), {}) for row in study.trained]
+    count = Counter(machine for row in rows for (_, machine), kept in row.items() if "error" not in kept)
+    return max(sorted(count), key=lambda machine: count[machine], default="")
+
+
+def draw_data(studies: Sequence[Study], parts: Mapping[float, str], results: Results) -> "Figure":
     figure, (place,) = plots(1, width=5.2, height=3.4)
-    for number, row in enumerate(study.trained):
+    for number, row in enumerate(studies[0].trained):
         xs, ys, spread = [], [], []
-        for part in sorted(study.lengths):
-            mean, sd = mean_sd([*values(results.get((study.name, row.name, part), {})).values()])
+        for part, machine in sorted(parts.items()):
+            study = next(study for study in studies if part in study.lengths)
+            kept = by_machine(results.get((study.name, row.name, part), {})).get(machine, [])
+            mean, sd = mean_sd([one["value"] for one in kept])
             if mean is not None:
                 xs, ys, spread = [*xs, 100 * part], [*ys, 100 * mean], [*spread, 100 * (sd or 0)]
         place.errorbar(xs, ys, spread, marker="o", ms=3, capsize=2, label=row.name, **style(number))
     place.set_xscale("log")
-    ticks = [100 * part for part in sorted(study.lengths)]
+    ticks = [100 * part for part in sorted(parts)]
     place.set_xticks(ticks, [f"{tick:g} %" for tick in ticks])
     place.minorticks_off()
     finish(place, "part of the training pictures")
@@ -298,10 +388,12 @@ def time_points(design: Design, results: Results) -> list[TimedRow]:
     """Pictures seen over the pace measured alone: what a training takes on a GPU of its own."""
     found = []
     for row in design.studies[PACE].trained:
-        paces = [one["pictures_per_second"] for one in results.get((PACE, row.name, 1), {}).values() if one["memory"]]
+        paced = by_machine(results.get((PACE, row.name, 1), {}))
+        machine = next((machine for machine, kept in paced.items() if kept[0]["memory"]), "")
+        paces = [one["pictures_per_second"] for one in paced.get(machine, [])]
         timed = TimedRow(row.name)
-        for study in (design.studies[key] for key in (PACE, SMALL)):
-            kept = list(results.get((study.name, row.name, 1), {}).values())
+        for study in (design.studies[key] for key in (PACE, FEW[-1])):
+            kept = by_machine(results.get((study.name, row.name, 1), {})).get(machine, [])
             mean, _ = mean_sd([one["value"] for one in kept])
             if paces and mean is not None:
                 seconds = kept[0]["steps"] * study.batch / (sum(paces) / len(paces))

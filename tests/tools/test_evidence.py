@@ -1,22 +1,30 @@
 """The page of evidence: its rule, against intervals computed by hand, and what it says of made-up results."""
 
+import argparse
 import json
 import re
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.stats
 
 from tools import evidence  # puts benchmarks/ on the path
-from tools.evidence import FAILS, HOLDS, NOT_RUN, OPEN, PARTLY, gather, judge, verdict, write_page
+from tools.evidence import FAILS, HOLDS, NOT_RUN, OPEN, PARTLY, Finding, gather, judge, say, sizes, verdict, write_page
+from weft.config import Config, override
+from weft.run.recipes import find_recipe
+from weft.run.start import stretch
 from weft.study.ablate.tables import find_table
+from weft.study.cells.cell import Result, cell_folder
 
 import evidence as program  # isort: skip
 from evidence_design import DESIGN, Place, locate, read_design  # isort: skip
 
-BETTER = {"better": "small / CvT", "than": "small / DeiT-T"}
-MATCHES = {"matches": "small / CvT", "to": "small / DeiT-T", "within": 0.5}
+BETTER: dict[str, Any] = {"better": "small / CvT", "than": "small / DeiT-T"}
+MATCHES: dict[str, Any] = {"matches": "small / CvT", "to": "small / DeiT-T", "within": 0.5}
+GPU, CPU = "NVIDIA H200", "CPU, x86_64"
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +34,17 @@ def design():
 
 def kept(design, place, value, **more):
     """A row as benchmarks/evidence.py writes it."""
-    facts = dict(score="top1", n=2000, parameters=1_230_000, macs=33_000_000, steps=5865, epochs=15, curve=[])
-    facts |= dict(seconds=21.5, pictures_per_second=70_000.0, memory=2**30, jobs=6, device="GPU", torch="2")
-    return {"key": design.key(place), **vars(place), "value": value, **facts, "date": "2026-01-01", **more}
+    facts: dict[str, Any] = dict(score="top1", parameters=1_230_000, macs=33_000_000, steps=5865, epochs=15, curve=[])
+    facts |= dict(seconds=21.5, pictures_per_second=70_000.0, memory=2**30, jobs=6, device=GPU, torch="2")
+    return {
+        "key": design.key(place),
+        **vars(place),
+        "value": value,
+        **facts,
+        "date": "2026-01-01",
+        "call": "2026-01-01-120000",
+        **more,
+    }
 
 
 def rows(design, row, values, study="small", part=1.0, **more):
@@ -103,7 +119,158 @@ def test_macs_are_counted(design):
     ],
 )
 def test_a_claim_is_what_its_checks_are(states, expected):
-    assert verdict(states) == verdict(states[::-1]) == expected
+    findings = [Finding("", state) for state in states]
+    assert verdict(findings) == verdict(findings[::-1]) == expected
+
+
+def test_fewer_macs_alone_make_no_claim_hold_partly():
+    counted = Finding("", HOLDS, counted=True)
+    for state in (NOT_RUN, OPEN, FAILS):
+        assert verdict([counted, Finding("", state)]) == state
+    assert verdict([counted, Finding("", HOLDS)]) == HOLDS
+
+
+def test_a_seed_is_compared_on_one_machine(design):
+    """A GPU's and a CPU's are no pair; pairs of several machines are named, and a seed counts once."""
+    on_gpu, on_cpu = rows(design, "CvT", [0.6, 0.7]), rows(design, "DeiT-T", [0.5, 0.5], device=CPU)
+    assert judge(BETTER, design, gather(design, [*on_gpu, *on_cpu])).state == NOT_RUN
+    both = [
+        *on_gpu,
+        *on_cpu,
+        *rows(design, "DeiT-T", [0.1], device=GPU),
+        *rows(design, "CvT", [0.55, 0.56], device=CPU),
+    ]
+    found = judge(BETTER, design, gather(design, both))
+    mean, half = by_hand([0.55, 0.56], [0.5, 0.5])
+    assert found.difference is not None
+    assert (found.difference.mean, found.difference.high) == pytest.approx((mean, mean + half))
+    assert GPU not in found.text
+    more = kept(design, Place("small", "DeiT-T", 1, 2), 0.1), kept(design, Place("small", "CvT", 1, 2), 0.2)
+    found = judge(BETTER, design, gather(design, [*both, *more]))
+    assert f"seeds of {CPU} and of {GPU}" in found.text
+
+
+def test_a_failed_training_leaves_its_checks_open(design, tmp_path):
+    """And is on the page, until it succeeds."""
+    good = [*rows(design, "CvT", [0.70, 0.715, 0.72]), *rows(design, "DeiT-T", [0.60, 0.61, 0.62])]
+    failed = {key: good[2][key] for key in ("key", "study", "row", "part", "seed", "device", "date", "call")}
+    failed["error"] = "out of | memory"
+    found = gather(design, [*good[:2], *good[3:], failed])
+    finding = judge(BETTER, design, found)
+    assert finding.state == OPEN
+    assert "failed" in finding.text
+    write_page(design, found, tmp_path / "evidence.md", tmp_path)
+    page = (tmp_path / "evidence.md").read_text()
+    assert r"| small | CvT | 100% | seed 2 failed: out of \| memory |" in page
+    assert judge(BETTER, design, gather(design, [*good, failed])).state == HOLDS
+
+
+def test_a_training_counts_in_all_studies_that_have_it(design):
+    one = kept(design, Place("strides", "b: stride 2", 1), 0.6)
+    found = gather(design, [one])
+    assert {(study, row) for study, row, _ in found} == {
+        ("strides", "b: stride 2"),
+        ("positions", "f: CvT-13, none"),
+        ("projections", "d: convolution in all stages"),
+    }
+    planned = [*program.waves(design, design.chosen(["E5"]), set(), options(seeds=1))]
+    keys = [design.key(place) for wave in planned for place in wave]
+    assert len(keys) == len({*keys}) == 4 + 1 + 1
+    assert planned[0][0].study == "positions"
+
+
+def options(**more):
+    return argparse.Namespace(**{"seeds": 3, "device": "cpu", "work": Path("work"), "data": Path("data"), **more})
+
+
+def test_what_one_machine_has_of_all_rows_is_not_trained_on_another(design):
+    """Of a seed without one of its rows, all are."""
+    study = design.studies["few"]
+    places = [place for place in study.places(2) if place.part == 0.01]
+    done = program.finished(design, [kept(design, place, 0.5, device=CPU) for place in places[:-1]], GPU, 3)
+    assert done == {place for place in places if place.seed == 0}
+    failed = [{**kept(design, place, 0.5, device=CPU), "error": "why"} for place in places]
+    assert not program.finished(design, failed, GPU, 3)
+    assert program.finished(design, [kept(design, places[0], 0.5)], GPU, 3) == {places[0]}
+
+
+def test_what_ended_with_the_call_is_kept_and_so_are_failures(design, tmp_path, monkeypatch):
+    """A cell that ends in the second in which the time is up; one that fails; not what was left out."""
+    one, two, three = [*design.studies["few"].places(1)][:3]
+    args = options(out=tmp_path / "out", work=tmp_path, data=tmp_path)
+    args.out.mkdir()
+    cells = {place: program.on_machine(design, place, args) for place in (one, two, three)}
+
+    def run_cells(work, cells, *, watch, **more):
+        done, failed, left = cells
+        watch({done.key: "epoch 1.0/9", failed.key: "failed: no memory", left.key: "left out: no time"})
+        folder = cell_folder(work, done)
+        folder.mkdir(parents=True)
+        curve = [{"step": 7, "val_top1": 0.5, "seconds": 90.0}]
+        result = Result(done, {"loss": 0.5, "top1": 0.5}, curve, seconds=60.0)
+        (folder / "result.json").write_text(json.dumps(asdict(result)))
+        raise program.TimeUp
+
+    monkeypatch.setattr(program, "run_cells", run_cells)
+    monkeypatch.setattr(program, "costs", lambda *_: (1, 2))
+    with pytest.raises(program.TimeUp):
+        program.run_wave(design, [*cells], 2, float("inf"), args)
+    failed, done = program.read_rows(args.out)
+    assert (failed["row"], failed["error"]) == (two.row, "no memory")
+    assert (done["row"], done["score"], done["seconds"]) == (one.row, "top1", 90.0)  # of both of its calls
+    assert program.finished(design, [failed, done], program.machine("cpu"), 1) == {one}
+
+
+def test_small_parts_come_first_and_all_rows_of_a_seed_before_the_next(design):
+    study = design.studies["few"]
+    order = [(place.part, place.seed) for place in study.places(2)]
+    assert order == sorted(order)
+    assert len(order) == 2 * 2 * len(study.trained)
+
+
+def test_what_differs_is_said(design):
+    for claim in design.claims.values():
+        for check in claim.checks:
+            text = say(check, design)
+            sides = re.split(r" is better than | is at most .* below | has fewer MACs than ", text)
+            assert len({*sides}) == 2 or "reaches" in text, text
+    check = {"better": "photos-transferred / CvT", "than": "photos / CvT"}
+    assert say(check, design) == ("CvT, transferred from cifar10 to imagenette-subset, is better than CvT from scratch")
+
+
+def test_no_side_has_stochastic_depth_of_its_own(design):
+    for study in design.studies.values():
+        if len(study.trained) > 1 and study.data != "camvid":
+            assert all(study.cell(place).settings["model.drop_path"] == 0 for place in study.places(1)), study.name
+
+
+@pytest.mark.parametrize("claim", ["E5", "E6", "E9"])
+def test_sides_that_are_to_cost_the_same_do(design, claim):
+    """Parameters in a tenth; of a host and the same with CE MACs, too."""
+    for check in design.claims[claim].checks:
+        parameters, macs = ([float(part) for part in cell.split(" / ")] for cell in sizes(check, design))
+        assert parameters[0] == pytest.approx(parameters[1], rel=0.1), check
+        if claim == "E6":
+            assert macs[0] == pytest.approx(macs[1], rel=0.1), check
+
+
+def test_weights_of_another_training_are_another_training(design):
+    """A transfer is known by where its weights are from."""
+    place = Place("photos-transferred", "CvT", 1)
+    longer = {**design.studies, "small": replace(design.studies["small"], lengths={0.2: 20, 1: 9})}
+    assert design.key(place) != replace(design, studies=longer).key(place)
+
+
+def test_a_row_with_a_part_of_the_pictures_warms_up_as_long(design):
+    """Of two runs with equal steps, in steps: the share of the run is the recipe's."""
+    study = design.studies["efficiency"]
+    shares = set()
+    for row in study.trained:
+        cell = study.cell(Place("efficiency", row.name, 1))
+        given = {"run.steps": 0, **{key: value for key, value in cell.settings.items() if "." in key}}
+        config = override(Config(), {**find_recipe(cell.recipe), **given})
+        shares.add(round(stretch(config, {*given}, cell.recipe).optim.warmup_epochs / cell.settings["run.epochs"], 6))
+    assert len(shares) == 1
 
 
 def test_every_check_names_rows_that_are_trained(design):
@@ -145,7 +312,7 @@ def test_results_of_another_design_are_left_out(design):
     study = design.studies["small"]
     changed = replace(design, studies={**design.studies, "small": replace(study, batch=study.batch + 1)})
     assert not gather(changed, found)
-    assert not gather(design, [{**found[0], "study": "gone"}])
+    assert not gather(design, [{**found[0], "key": "gone"}])
 
 
 def test_a_page_without_results_has_no_numbers(design, tmp_path):
@@ -161,17 +328,17 @@ def test_a_page_says_what_the_files_say(design, tmp_path):
     store = [
         *rows(design, "CvT", [0.70, 0.71, 0.72]),
         *rows(design, "DeiT-T", [0.60, 0.61, 0.62]),
-        *rows(design, "CvT", [0.30, 0.31, 0.32], part=0.01),
+        *rows(design, "CvT", [0.30, 0.31, 0.32], study="few", part=0.01, device=CPU, memory=0),
         *rows(design, "CvT", [0.50], study="pace", steps=390),
     ]
     for row in store:
         program.store(tmp_path, row)
     write_page(design, gather(design, program.read_rows(tmp_path)), tmp_path / "evidence.md", tmp_path)
     page = (tmp_path / "evidence.md").read_text()
-    assert "| CvT is better than DeiT-T | +10.00" in page
+    assert "| CvT (100%) is better than DeiT-T (100%) | 1.23 / 1.24 | 28.3 / 88.3 | +10.00" in page
     assert re.search(r"\| small \| CvT \| 100% \| 71\.00 ± 1\.00 top1 \| 3 \| 5,865 \| 1\.23 M \| 0\.033 G", page)
-    assert re.findall(r"\| small \| (\w+).*\| 1% \|", page)[0] == "CvT"
-    assert "![" in page
+    assert re.findall(r"\| few \| (\w+) \| 1% \|.*\| CPU, x86_64, 2026", page)[0] == "CvT"
+    assert f"![Accuracy against the part of the training pictures: 1% on {CPU}; 100% on {GPU}]" in page
     assert {file.stem for file in tmp_path.glob("*.svg")} == {"evidence-data", "evidence-seconds"}
     assert "E7: CETNet is a better backbone" in page
 
@@ -227,6 +394,7 @@ def test_the_program_trains_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     assert [row["row"] for row in first] == ["one", "two"]
     assert first[0]["steps"] == 3
     assert first[0]["parameters"] < first[1]["parameters"]
+    assert {row["device"] for row in first} == {program.machine("cpu")}
     assert call()[:2] == first  # kept as they are
     assert [row["study"] for row in call()] == ["first", "first", "second"]
     configs = [json.loads(one.read_text()) for one in (tmp_path / "work" / "cells").glob("*/cell.json")]
