@@ -11,7 +11,8 @@ Batch             About 400 steps, of 8 to 32 pictures on a CPU and 32 to 256 on
                   and larger batches compute hardly faster.
 Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3, in batches of 32
                   or less; more for larger ones, by the cube root (twice as much for 256). Half of it for models
-                  without a convolutional trunk. Short runs want high rates.
+                  without a convolutional trunk, and in small batches 0.4 of it for wider trunks than nano: what Adam
+                  may do to a weight falls with the width. Short runs want high rates.
 Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
 Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on.
                   RandAugment from 80 on (magnitude 6), stronger from 200 on (9): a run that sees a picture ten times
@@ -49,6 +50,7 @@ SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
 RATE_BATCH = 32  # pictures up to which rates hold as they are
+WIDE = 0.4  # of the rate of nano models, for wider trunks, in batches of no more: larger ones were fitted with them
 LIGHT = 15  # epochs below which small pictures are only mirrored
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
@@ -108,11 +110,18 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
 def scratch_settings(epochs: float, batch: int, model: str) -> Settings:
     """Decides how strongly a run of so many epochs is augmented and driven that begins at random."""
     rate = next((rate for most, rate in ((15, 4e-3), (40, 3e-3), (200, 2e-3)) if epochs < most), 1e-3)
-    rate = _for_batch(rate if model.startswith(CONVOLUTIONAL) else rate / 2, batch)
+    rate = _for_batch(rate * _of_model(model, batch), batch)
     settings = {**_schedule(rate, epochs), **_augmentation(epochs, model)}
     if epochs >= 20:
         settings["augment.erase"] = 0.25
     return settings if epochs >= MIXES else settings | {"model.drop_path": 0.0}
+
+
+def _of_model(model: str, batch: int) -> float:
+    """The part of a rate that a model takes."""
+    if not model.startswith(CONVOLUTIONAL):
+        return 0.5
+    return 1.0 if "nano" in model or batch > RATE_BATCH else WIDE
 
 
 def finetune_settings(epochs: float, batch: int, model: str) -> Settings:
