@@ -19,11 +19,12 @@ from weft.engine.state import load_tensors, snapshot
 from weft.engine.step_report import StepFailed
 from weft.engine.validation import evaluate
 
-TRIAL_SECONDS = 15.0  # of training steps to find out how long one takes, and of validation, ...
+TRIAL_SECONDS = 15.0  # of training steps to find out how long one takes, ...
 TRIAL_PART = 0.03  # ... of the time there is at most, ...
 TRIAL_WARM_UPS = 10  # steps within which a recording is made, if ever
-TRIAL_STEPS = 4  # ... but at least so many, ...
-TRIAL_BATCHES = 2  # ... and batches of validation
+TRIAL_STEPS = 4  # ... but at least so many
+LOOK_SECONDS, LOOK_PART = 5.0, 0.01  # likewise of each look at validation, of which there are up to three, ...
+TRIAL_BATCHES = 2  # ... but at least so many batches
 VALIDATED = 0.2  # of the minutes, for all validations together: where that does not suffice, fewer pictures validate
 CLOSING_SECONDS = 1.5  # for the report, and for opening the kept model
 
@@ -145,7 +146,7 @@ def _time_validation(trainer: Trainer) -> tuple[Callable[[int], float], float]:
         some = sample[: batches * batch * world.size]
         return _timed(trainer, lambda infer: evaluate(run, infer, run.best_model, some))
 
-    read, limit = look(TRIAL_BATCHES), min(TRIAL_SECONDS, TRIAL_PART * 60 * trainer.config.run.minutes)
+    read, limit = look(TRIAL_BATCHES), min(LOOK_SECONDS, LOOK_PART * 60 * trainer.config.run.minutes)
     batches = world.broadcast(max(TRIAL_BATCHES, int(limit / max(read.each, 1e-3))))
     if batches > TRIAL_BATCHES:
         read = look(batches)

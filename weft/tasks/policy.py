@@ -218,8 +218,8 @@ class DenseRule:
     rate: float  # for a convolutional trunk
 
 
-WINDOWS = DenseRule({"cpu": (0.001, 7e-7), "cuda": (0.0, 2e-8)}, 4_000, range(512, 63, -32), 8, 2e-3)
-DETECTED = DenseRule({"cpu": (0.03, 2.5e-6), "cuda": (0.01, 3e-8)}, 1_500, range(800, 127, -32), 4, 1e-3)
+WINDOWS = DenseRule({"cpu": (0.0008, 5.8e-7), "cuda": (0.0, 2e-8)}, 4_000, range(512, 63, -32), 8, 2e-3)
+DETECTED = DenseRule({"cpu": (0.018, 1.5e-6), "cuda": (0.01, 3e-8)}, 1_500, range(800, 127, -32), 4, 1e-3)
 ENLARGED, ENLARGED_SEEN = 1.5, 16_000  # times as large; windows that there must be time for
 BACKBONES = {  # under a head: benchmarks/results/choices-2026-11-18.json for the CPU's
     "cpu": ("vt_resnet_nano", {"stem_stride": 2}),
