@@ -220,8 +220,8 @@ Intervals are not widened for the number of checks: where nothing differs, one i
 another start, another order and, of a part of the pictures, another part; all are judged by the same pictures, so the
 interval says nothing about other ones. Of equal trainings in several studies one is made, and counts in all of them.
 
-A claim holds where all of its checks do, and **partly** where some do; fewer MACs alone, which are counted, do not
-make it so.
+A claim holds where all of its checks do, and **partly** where some do; fewer MACs alone, which are
+counted, are no part of it.
 """
 
 

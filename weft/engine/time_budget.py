@@ -25,7 +25,7 @@ TRIAL_WARM_UPS = 10  # steps within which a recording is made, if ever
 TRIAL_STEPS = 4  # ... but at least so many
 LOOK_SECONDS, LOOK_PART = 5.0, 0.01  # likewise of each look at validation, of which there are up to three, ...
 TRIAL_BATCHES = 2  # ... but at least so many batches
-VALIDATED = 0.2  # of the minutes, for all validations together: where that does not suffice, fewer pictures validate
+VALIDATED = 0.1  # of the minutes, for all validations together: where that does not suffice, fewer pictures validate
 CLOSING_SECONDS = 1.5  # for the report, and for opening the kept model
 
 
