@@ -211,7 +211,7 @@ def test_s3_a_deadline_drops_the_work(classifier, photo):
 
 
 def test_s3_memory_stays_the_same(served, photo):
-    """A leak shows in each of three rounds, a batch of a new size takes a little once; `benchmarks/serve.py` asks for longer."""
+    """A leak shows in each of three rounds, a batch of a new size takes a little once; the soak asks for longer."""
 
     def ask(n: int) -> None:
         with ThreadPoolExecutor(8) as pool:
