@@ -233,7 +233,27 @@ def translations() -> dict[Any, Callable[..., Any]]:
             mask = op.Where(mask, op.CastLike(0.0, scores), op.CastLike(float("-inf"), scores))
         return op.MatMul(op.Softmax(scores if mask is None else op.Add(scores, mask), axis=-1), value)
 
+    def adaptive_mean(x: Any, bins: Any) -> Any:
+        """By products, for maps of any size: the exporter's own holds for those that divide as the example does."""
+        if all(count == 1 for count in bins):
+            return op.ReduceMean(x, [-2, -1], keepdims=1)
+        rows, columns = (parts(x, axis, count) for axis, count in zip((-2, -1), bins, strict=True))
+        return op.MatMul(op.MatMul(rows, x), op.Transpose(columns, perm=[1, 0]))
+
+    def parts(x: Any, axis: int, count: int) -> Any:
+        """(count, n): for each part of an axis of length n, the weights of its places in the mean."""
+        shape, last = op.Shape(x), op.Constant(value_ints=[count])
+        n = op.Gather(shape, op.Constant(value_ints=[axis]), axis=0)
+        begin = op.Div(op.Mul(op.Constant(value_ints=[*range(count)]), n), last)
+        beyond = op.Mul(op.Constant(value_ints=[*range(1, count + 1)]), n)
+        end = op.Div(op.Add(beyond, op.Constant(value_ints=[count - 1])), last)
+        places = op.Unsqueeze(op.Range(op.Constant(value_int=0), op.Squeeze(n, [0]), op.Constant(value_int=1)), [0])
+        after, before = op.Less(places, op.Unsqueeze(begin, [1])), op.Less(places, op.Unsqueeze(end, [1]))
+        inside = op.CastLike(op.And(op.Not(after), before), x)
+        return op.Div(inside, op.ReduceSum(inside, [1], keepdims=1))
+
     return {
+        torch.ops.aten.adaptive_avg_pool2d.default: adaptive_mean,
         torch.ops.aten.scaled_dot_product_attention.default: attention,
         operator.floordiv: floor_division,
         torch.ops.aten.remainder.Scalar: remainder,
