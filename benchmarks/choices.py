@@ -90,7 +90,6 @@ def store(file: Path, new: dict, device: str) -> None:
         table["rows"].append(new)
     else:
         old["speed"] |= new["speed"]
-        old.pop("source", None)
         old["curve"] = sorted(map(list, {**dict(map(tuple, old["curve"])), **dict(map(tuple, new["curve"]))}.items()))
     table["machines"][device] = f"{machine(device)}, torch {torch.__version__}, {date.today().isoformat()}"
     write_text(file, json.dumps(table, indent=1) + "\n")

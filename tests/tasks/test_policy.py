@@ -209,6 +209,7 @@ def test_the_table_has_each_kind_for_each_device():
         seen = [pictures for pictures, _ in found.curve]
         assert seen == sorted(seen)
         assert all(0 < accuracy < 1 for _, accuracy in found.curve)
+        assert found.source or "cuda" not in found.speed  # a GPU's numbers are those of the results that it names
 
 
 def test_errors_become_fewer_with_time_and_nothing_is_said_of_what_was_not_measured():
