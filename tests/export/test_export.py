@@ -44,9 +44,10 @@ from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
 from weft.export.folder import put
 from weft.export.form import Gap
-from weft.export.graph import TorchFile, translations, write_onnx, write_torch
+from weft.export.graph import TorchFile, write_onnx, write_torch
 from weft.export.segment import SegmentForm
 from weft.export.suppress import NOTHING, suppress, suppress_by_name
+from weft.export.translations import TRANSLATIONS
 from weft.export.weights import WeightsFile
 from weft.run.evaluate import find_pictures
 from weft.run.predictor import Predictor
@@ -130,7 +131,7 @@ def test_suppression_in_onnxruntime(tmp_path):
 
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.export.export(Suppress(), boxes_of(3, 9), dynamic_shapes=(free, free))
-    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=translations())
+    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=TRANSLATIONS)
     assert made is not None
     made.save(tmp_path / "s.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "s.onnx")
@@ -154,7 +155,7 @@ def test_attention_in_onnxruntime(tmp_path, axes, masked):
             return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     program = torch.export.export(Attend(), tuple(given))
-    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=translations())
+    made = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=TRANSLATIONS)
     assert made is not None
     made.save(tmp_path / "a.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
