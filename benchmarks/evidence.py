@@ -54,7 +54,6 @@ ARCHIVES = {  # the sets that come as archives: where each is unpacked
     "imagenette-subset": {"train": "imagenette-subset/train", "val": "imagenette-subset/val"},
     "camvid": {part: f"camvid/{part}" for part in ("train", "val", "test")},
 }
-TESTS = {"cifar10": 10_000, "cifar10-2000": 2_000}  # test pictures
 
 
 class TimeUp(Exception):
@@ -304,9 +303,8 @@ def as_text(network: Network) -> str:
 def prepare(packed: Path, data: Path, wanted: set[str]) -> None:
     """Makes shards of CIFAR-10's mosaics and folders of the archives, where they are not there yet."""
     data.mkdir(parents=True, exist_ok=True)
-    for name, tests in TESTS.items():
-        if name in wanted and not (data / name).exists():
-            make_shards(packed / "cifar10", data / name, tests)
+    if "cifar10" in wanted and not (data / "cifar10").exists():
+        make_shards(packed / "cifar10", data / "cifar10")
     for name, parts in ARCHIVES.items():
         for archive, folder in parts.items():
             if any(source.endswith(name) for source in wanted) and not (data / folder).exists():

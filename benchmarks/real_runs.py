@@ -69,22 +69,19 @@ def describe(run: weft.Run, model: str, seconds: float) -> dict:
     return {"model": model, **metrics, "epochs": epochs, "seconds": seconds, "pictures_per_second": speed}
 
 
-def make_shards(mosaics: Path, folder: Path, tests: int = 10_000) -> None:
-    """CIFAR-10, kept as mosaics of 100 x 100 pictures and labels.json, as train and val shards of PNG files.
-
-    The val shard has the first `tests` test pictures.
-    """
+def make_shards(mosaics: Path, folder: Path) -> None:
+    """CIFAR-10, kept as mosaics of 100 x 100 pictures and labels.json, as train and val shards of PNG files."""
     labels = json.loads((mosaics / "labels.json").read_text())
     folder.mkdir(parents=True)
     (folder / "classes.txt").write_text("\n".join(labels["classes"]) + "\n")
-    parts = {"val-0": ("test.webp", labels["test"][:tests])}
+    parts = {"val-0": ("test.webp", labels["test"])}
     for k in range(len(list(mosaics.glob("train_*.jpg")))):  # of which there are five
         parts[f"train-{k}"] = f"train_{k}.jpg", labels["train"][10_000 * k : 10_000 * (k + 1)]
     for shard, (file, classes) in parts.items():
         mosaic = np.asarray(Image.open(mosaics / file).convert("RGB"))
         tiles = mosaic.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
         with tarfile.open(folder / f"{shard}.tar", "w") as tar:
-            for number, (tile, label) in enumerate(zip(tiles[: len(classes)], classes, strict=True)):
+            for number, (tile, label) in enumerate(zip(tiles, classes, strict=True)):
                 encoded = io.BytesIO()
                 Image.fromarray(tile).save(encoded, "PNG", compress_level=1)
                 add(tar, f"{number:05}.png", encoded.getvalue())
