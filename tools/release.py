@@ -27,7 +27,11 @@ from weft.models.weights.release import FOLDER
 from weft.report.text import SCORES
 
 MOST = 2_500_000  # bytes of one file: the package stays small
-OF_THE_MACHINE = {"data": ("source", "val", "workers", "keep"), "run": ("device", "threads")}  # nobody's business
+OF_THE_MACHINE = {  # nobody's business
+    "data": ("source", "val", "masks", "classes", "workers", "keep"),
+    "run": ("device", "threads"),
+}
+PLACES = ("model", "init"), ("loss", "teacher")  # what a reader wants to know, but not where it lay
 
 
 def main() -> None:
@@ -78,6 +82,8 @@ def card(run: Path, name: str, title: str, licence: str) -> str:
     settings = dataclasses.asdict(override(Config(), read_yaml(run / "config.yaml")))
     for section, keys in OF_THE_MACHINE.items():
         settings[section] = {key: value for key, value in settings[section].items() if key not in keys}
+    for section, key in PLACES:
+        settings[section][key] = without_folder(settings[section][key])
     return "\n".join(
         [
             f"# {name}",
@@ -95,6 +101,12 @@ def card(run: Path, name: str, title: str, licence: str) -> str:
             "",
         ]
     )
+
+
+def without_folder(place: str) -> str:
+    """The last part of a path, also of that in `host:PATH`; a mere name stays what it is."""
+    kind, colon, path = place.rpartition(":")
+    return f"{kind}{colon}{Path(path).name}" if Path(path).is_absolute() else place
 
 
 if __name__ == "__main__":

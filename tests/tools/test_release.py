@@ -11,12 +11,14 @@ from fnmatch import fnmatch
 import pytest
 import timm
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 import weft
 from tests.helpers.places import ROOT
 from tests.helpers.small_runs import TINY, make_pictures
 from tools.release import MOST, release
+from tools.release import card as card_of
 from weft.data.demo import fashion_mnist
 from weft.errors import WeftError
 from weft.models import variants
@@ -154,6 +156,23 @@ def test_a_card_tells_no_places(run, shelf):
     assert "epochs: 3" in card
     metrics = json.loads((run / "evaluation.json").read_text())
     assert f"{metrics['top1']:.2%} of {metrics['n']:,} pictures" in card
+
+
+def test_a_card_names_first_weights_and_teacher_without_their_folders(run, tmp_path):
+    """Runs have them by absolute paths, as they do files of masks and classes."""
+    (tmp_path / "evaluation.json").write_bytes((run / "evaluation.json").read_bytes())
+    for init, teacher, expected in (
+        ("/home/me/runs/first", "/home/me/runs/large", ("first", "large")),
+        ("host:/home/me/resnet18.pt", "regnety_160.deit_in1k", ("host:resnet18.pt", "regnety_160.deit_in1k")),
+        ("pretrained", "hf-hub:owner/name", ("pretrained", "hf-hub:owner/name")),
+    ):
+        data = {"source": "/home/me/data", "masks": "/home/me/masks", "classes": "/home/me/classes.txt"}
+        settings = {"data": data, "model": {"init": init}, "loss": {"teacher": teacher}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+        text = card_of(tmp_path, "any", "made up", "none")
+        assert "/home" not in text
+        told = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
+        assert (told["model"]["init"], told["loss"]["teacher"]) == expected
 
 
 def test_what_is_too_large_or_there_is_refused(run, shelf, tmp_path):
