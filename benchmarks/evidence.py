@@ -16,7 +16,6 @@ faster with `nvidia-cuda-mps-control -d` started before.
 
 import argparse
 import json
-import platform
 import sys
 import time
 import zipfile
@@ -37,7 +36,9 @@ from weft.config import Config, override, read_yaml
 from weft.documents import read_json
 from weft.engine.device import pick_device
 from weft.engine.lock import locked
+from weft.engine.state import versions
 from weft.files import write_text
+from weft.report.run import processor
 from weft.report.text import SCORES, columns
 from weft.study.ablate.costs import Cost, count_cost, count_network
 from weft.study.ablate.run import may_start_until
@@ -104,7 +105,7 @@ def store(folder: Path, row: dict[str, Any]) -> None:
 def machine(device: str) -> str:
     """What a training is on: seeds are compared where this is the same."""
     first = pick_device(device)
-    return torch.cuda.get_device_name(first) if first.type == "cuda" else f"CPU, {platform.machine()}"
+    return torch.cuda.get_device_name(first) if first.type == "cuda" else f"CPU, {processor()}"
 
 
 def finished(design: Design, rows: Iterable[Mapping[str, Any]], machine: str, seeds: int) -> set[Place]:
@@ -123,8 +124,8 @@ def finished(design: Design, rows: Iterable[Mapping[str, Any]], machine: str, se
 
 
 def identify(design: Design, place: Place, args: argparse.Namespace) -> dict[str, Any]:
-    """What each row begins with: which training, where and when."""
-    today = {"torch": torch.__version__, "date": date.today().isoformat(), "call": CALL}
+    """What each row begins with: which training, where, with what and when."""
+    today = {"versions": versions(), "date": date.today().isoformat(), "call": CALL}
     return {"key": design.key(place), **vars(place), "device": machine(args.device), **today}
 
 

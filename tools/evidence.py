@@ -78,6 +78,8 @@ def judge(check: Mapping[str, Any], design: Design, results: Results) -> Finding
     machines = sorted({machine for _, machine in pairs})
     if len(machines) > 1:
         text += f"; seeds of {' and of '.join(machines)}"
+    if differ := differing_versions([rows[pair] for rows in (row, other) for pair in pairs]):
+        text += f"; trained with {differ}"
     if any("error" in kept for kept in (*row.values(), *other.values())):
         text, state = f"{text}; a training failed", OPEN
     return Finding(text, state, difference)
@@ -111,6 +113,13 @@ def same_machine(row: Rows, other: Rows) -> list[Source]:
     for pair in sorted(both, key=lambda pair: (count[pair[1]], pair[1])):
         best[pair[0]] = pair
     return sorted(best.values())
+
+
+def differing_versions(rows: Sequence[Kept]) -> str:
+    """What was not of one version in all of them: `commit 1a2b3c4 and 5d6e7f8`; "" where all was."""
+    found = {key: sorted({kept["versions"][key] for kept in rows}) for key in (rows[0]["versions"] if rows else ())}
+    found["commit"] = [commit[:7] or "unknown" for commit in found.get("commit", ())]
+    return ", ".join(f"{key} {' and '.join(values)}" for key, values in found.items() if len(values) > 1)
 
 
 def judge_difference(difference: Difference | None, limit: float) -> str:
@@ -215,7 +224,8 @@ A check **holds** where the 95 % interval (Student's, over seeds in pairs) of th
 side of its limit, **does not hold** where it is wholly on the other side, and is **open** otherwise, with a single
 seed, or where a training failed. Open is not equal: with three seeds the interval reaches 2.5 standard deviations of
 the difference to either side. The limit is zero; of *at most 1 point below* it is that point, and being better is
-within it. Seeds are paired on one machine alone; where the pairs of a check come from several machines, it says so.
+within it. Seeds are paired on one machine alone, known by its GPU or processor; where the pairs of a check come from
+several machines, or from several versions of Weft or of what it uses, it says so.
 Intervals are not widened for the number of checks: where nothing differs, one in twenty is still decided. A seed is
 another start, another order and, of a part of the pictures, another part; all are judged by the same pictures, so the
 interval says nothing about other ones. Of equal trainings in several studies one is made, and counts in all of them.

@@ -14,6 +14,7 @@ import scipy.stats
 from tools import evidence  # puts benchmarks/ on the path
 from tools.evidence import FAILS, HOLDS, NOT_RUN, OPEN, PARTLY, Finding, gather, judge, say, sizes, verdict, write_page
 from weft.config import Config, override
+from weft.engine.state import versions
 from weft.run.recipes import find_recipe
 from weft.run.start import stretch
 from weft.study.ablate.tables import find_table
@@ -35,7 +36,8 @@ def design():
 def kept(design, place, value, **more):
     """A row as benchmarks/evidence.py writes it."""
     facts: dict[str, Any] = dict(score="top1", parameters=1_230_000, macs=33_000_000, steps=5865, epochs=15, curve=[])
-    facts |= dict(seconds=21.5, pictures_per_second=70_000.0, memory=2**30, jobs=6, device=GPU, torch="2")
+    facts |= dict(seconds=21.5, pictures_per_second=70_000.0, memory=2**30, jobs=6, device=GPU)
+    facts["versions"] = {"weft": "0.1.0", "commit": "a" * 40, "torch": "2"}
     return {
         "key": design.key(place),
         **vars(place),
@@ -148,6 +150,28 @@ def test_a_seed_is_compared_on_one_machine(design):
     more = kept(design, Place("small", "DeiT-T", 1, 2), 0.1), kept(design, Place("small", "CvT", 1, 2), 0.2)
     found = judge(BETTER, design, gather(design, [*both, *more]))
     assert f"seeds of {CPU} and of {GPU}" in found.text
+
+
+def test_rows_of_several_versions_are_told(design):
+    """Of Weft or of what it uses, on either side; not where the seed has no pair."""
+    old = {"weft": "0.1.0", "commit": "1" * 40, "torch": "2.11"}
+    new = {**old, "commit": "2" * 40}
+    one, other = rows(design, "CvT", [0.6, 0.7], versions=old), rows(design, "DeiT-T", [0.5, 0.5], versions=old)
+    assert "trained with" not in judge(BETTER, design, gather(design, [*one, *other])).text
+    other[1] |= {"versions": new}
+    assert "; trained with commit 1111111 and 2222222" in judge(BETTER, design, gather(design, [*one, *other])).text
+    assert "trained with" not in judge(BETTER, design, gather(design, [one[0], *other])).text
+    one[1] |= {"versions": {**new, "torch": "2.15"}}
+    found = judge(BETTER, design, gather(design, [one[1], other[1]]))
+    assert found.text.endswith("trained with torch 2.11 and 2.15")
+
+
+def test_a_cpu_is_known_by_its_model(monkeypatch):
+    """Two computers are not one machine for having the same instructions."""
+    read = Path.read_text
+    text = "processor\t: 0\nmodel name\t: Some Make 9000 @ 3 GHz\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text if str(self) == "/proc/cpuinfo" else read(self))
+    assert program.machine("cpu") == "CPU, Some Make 9000 @ 3 GHz"
 
 
 def test_a_failed_training_leaves_its_checks_open(design, tmp_path):
@@ -395,6 +419,7 @@ def test_the_program_trains_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     assert first[0]["steps"] == 3
     assert first[0]["parameters"] < first[1]["parameters"]
     assert {row["device"] for row in first} == {program.machine("cpu")}
+    assert first[0]["versions"] == versions()
     assert call()[:2] == first  # kept as they are
     assert [row["study"] for row in call()] == ["first", "first", "second"]
     configs = [json.loads(one.read_text()) for one in (tmp_path / "work" / "cells").glob("*/cell.json")]

@@ -213,12 +213,16 @@ def machine(device: str) -> str:
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         count = torch.cuda.device_count() if device in ("auto", "cuda") else 1
         return torch.cuda.get_device_name() + (f" (one of {count})" if count > 1 else "")
+    return f"{processor()}, {torch.get_num_threads()} threads"
+
+
+def processor() -> str:
+    """The name of the processor's model; its kind, where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads"
+        return platform.processor() or platform.machine()
 
 
 def in_units(value: float, units: dict[str, float]) -> tuple[str, str]:
