@@ -8,10 +8,10 @@
     python benchmarks/evidence.py few --data data --device cpu --jobs 2          # what a CPU can do, too
 
 Names are those of claims or of studies. What a file of results has already from this machine is not trained again, nor
-a seed that another machine has of all rows: rows are compared on one machine alone. A cell that was stopped goes on
-from its last state, where --work is still there. Results are written after each cell, and failures, into a file of
-the call in --out; files from other machines lie beside it, as evidence-*.json of any name. Cells that share a GPU are
-faster with `nvidia-cuda-mps-control -d` started before.
+a seed that another machine has of all rows, and of what checks compare them with: rows are compared on one machine
+alone. A cell that was stopped goes on from its last state, where --work is still there. Results are written after each
+cell, and failures, into a file of the call in --out; files from other machines lie beside it, as evidence-*.json of any
+name. Cells that share a GPU are faster with `nvidia-cuda-mps-control -d` started before.
 """
 
 import argparse
@@ -109,18 +109,17 @@ def machine(device: str) -> str:
 
 
 def finished(design: Design, rows: Iterable[Mapping[str, Any]], machine: str, seeds: int) -> set[Place]:
-    """What is not to be trained here: what has a result from here, and seeds that one machine has of all rows."""
-    keys: dict[str, set[str]] = {machine: set()}
+    """What is not to be trained here: what has a result from here, and what one machine has with all beside it."""
+    trained: dict[str, set[str]] = {machine: set()}
     for row in rows:
         if "error" not in row:
-            keys.setdefault(row["device"], set()).add(row["key"])
-    done: set[Place] = set()
-    for study in design.studies.values():
-        for _, group in groupby(study.places(seeds), key=lambda place: (place.part, place.seed)):
-            places = {place: design.key(place) for place in group}
-            whole = any(found >= {*places.values()} for found in keys.values())
-            done |= {place for place, key in places.items() if whole or key in keys[machine]}
-    return done
+            trained.setdefault(row["device"], set()).add(row["key"])
+    keys = {place: key for key, places in design.places_by_key(seeds).items() for place in places}
+    wanting: set[Place] = set()  # whose comparison no machine has whole
+    for places in design.comparisons(seeds):
+        if not any(found >= {keys[place] for place in places} for found in trained.values()):
+            wanting |= {*places}
+    return {place for place, key in keys.items() if place not in wanting or key in trained[machine]}
 
 
 def identify(design: Design, place: Place, args: argparse.Namespace) -> dict[str, Any]:

@@ -31,6 +31,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ DESIGN = Path(__file__).with_name("evidence.yaml")
 SAVE_MINUTES = 0.5  # a visit to a GPU is short, and what was begun goes on in the next
 READERS = 2  # processes of each cell beside a GPU, where several cells share the cores; they change no picture
 WEIGHTS = "model.safetensors"
+BASES = {"better": "than", "cheaper": "than", "matches": "to"}  # of a check with two sides: where the other is
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,14 @@ class Study:
     def network(self, row: TableRow) -> Network:
         return choose_network(load_table(self.table), row, self.size, small=self.size == "nano")
 
+    def counted(self, seeds: int) -> int:
+        """How many of so many seeds are trained."""
+        return min(seeds, self.seeds or seeds)
+
     def places(self, seeds: int) -> Iterator[Place]:
         """All rows with the first seed, then with the next: what is done first can be compared. Small parts first."""
         for part in sorted(self.lengths):
-            for seed in range(min(seeds, self.seeds or seeds)):
+            for seed in range(self.counted(seeds)):
                 for row in self.trained:
                     yield Place(self.name, row.name, part, seed)
 
@@ -162,6 +168,18 @@ class Design:
         for place in (place for study in self.studies.values() for place in study.places(seeds)):
             found.setdefault(self.key(place), []).append(place)
         return found
+
+    def comparisons(self, seeds: int) -> Iterator[list[Place]]:
+        """The places that are compared with one another: all rows of a study, and both sides of a check."""
+        for study in self.studies.values():
+            for _, places in groupby(study.places(seeds), key=lambda place: (place.part, place.seed)):
+                yield [*places]
+        for check in (check for claim in self.claims.values() for check in claim.checks):
+            kind = next(iter(check))
+            if kind in BASES:
+                sides = [self.parse(check[kind]), self.parse(check[BASES[kind]])]
+                for seed in range(min(self.studies[side.study].counted(seeds) for side in sides)):
+                    yield [replace(side, seed=seed) for side in sides]
 
     def resolved(self, place: Place, data: Path, work: Path, gpu: bool) -> Cell:
         """The cell with the places of data and weights on this machine; a GPU's is never gone on with on a CPU."""

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from evidence import as_text, count_once, read_rows  # noqa: E402
-from evidence_design import Claim, Design, Study, read_design  # noqa: E402
+from evidence_design import BASES, Claim, Design, Study, read_design  # noqa: E402
 
 from tools.performance import markdown  # noqa: E402
 from weft.files import write_text  # noqa: E402
@@ -83,9 +83,6 @@ def judge(check: Mapping[str, Any], design: Design, results: Results) -> Finding
     if any("error" in kept for kept in (*row.values(), *other.values())):
         text, state = f"{text}; a training failed", OPEN
     return Finding(text, state, difference)
-
-
-BASES = {"better": "than", "cheaper": "than", "matches": "to"}
 
 
 def say(check: Mapping[str, Any], design: Design) -> str:

@@ -218,6 +218,19 @@ def test_what_one_machine_has_of_all_rows_is_not_trained_on_another(design):
     assert program.finished(design, [kept(design, places[0], 0.5)], GPU, 3) == {places[0]}
 
 
+def test_both_sides_of_a_check_are_trained_on_one_machine(design):
+    """A CPU has all of a study: the rows that another study is compared with are trained on the GPU all the same."""
+    few = [place for place in design.studies["few"].places(1) if place.part == 0.05]
+    on_cpu = [kept(design, place, 0.5, device=CPU) for place in few]
+    compared = {place for place in few if place.row in ("CeiT", "ViTAE", "CvT")}
+    assert program.finished(design, on_cpu, GPU, 1) == {*few} - compared
+    transferred = [*design.studies["cifar-transferred"].places(1)]
+    store = [*on_cpu, *(kept(design, place, 0.6) for place in [*transferred, *compared])]
+    assert program.finished(design, store, GPU, 1) == program.finished(design, store, "any", 1) == {*few, *transferred}
+    check = next(check for check in design.claims["E8"].checks if check["better"] == "cifar-transferred / CvT")
+    assert judge(check, design, gather(design, store)).difference is not None
+
+
 def test_what_ended_with_the_call_is_kept_and_so_are_failures(design, tmp_path, monkeypatch):
     """A cell that ends in the second in which the time is up; one that fails; not what was left out."""
     one, two, three = [*design.studies["few"].places(1)][:3]
