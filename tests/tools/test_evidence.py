@@ -352,6 +352,42 @@ def test_results_of_another_design_are_left_out(design):
     assert not gather(design, [{**found[0], "key": "gone"}])
 
 
+def test_the_first_look_is_told_and_counts_nowhere(design):
+    """Its numbers, on the page, are those of its file, which is not among the results."""
+    (file,) = evidence.RESULTS.glob("first-look-*.json")
+    looked = json.loads(file.read_text())["rows"]
+    values: dict[str, list[float]] = {}
+    for row in looked:
+        values.setdefault(row["row"], []).append(row["value"])
+    paragraph = re.sub(r"\s+", " ", evidence.HEAD.partition("**What was known before.**")[2].partition("\n\n")[0])
+    told = re.findall(r"([\w-]+) (?:reached )?(\d\d\.\d)", paragraph)
+    assert dict(told) == {name: f"{100 * statistics.fmean(found):.1f}" for name, found in values.items()}
+    assert f"{len(looked)} trainings" in paragraph
+    assert file.name in paragraph
+    assert not gather(design, looked)
+    assert not {row["key"] for row in looked} & {row["key"] for row in program.read_rows(evidence.RESULTS)}
+
+
+def test_rows_that_no_check_names_are_on_the_page(design, tmp_path):
+    """With mean and spread, for each part of the pictures."""
+    checked = str(design.claims["E9"].checks)
+    for row in ("Swin-T", "ConvNeXt"):
+        assert row not in checked
+        store = [*rows(design, row, [0.30, 0.31, 0.32], study="few", part=0.01), *rows(design, row, [0.7, 0.71, 0.72])]
+        write_page(design, gather(design, store), tmp_path / "evidence.md", tmp_path)
+        section = (tmp_path / "evidence.md").read_text().partition("## E9: ")[2].partition("## E10: ")[0]
+        assert f"| few | {row} | 1% | 31.00 ± 1.00 top1 | 3 |" in section
+        assert f"| small | {row} | 100% | 71.00 ± 1.00 top1 | 3 |" in section
+
+
+def test_each_hybrid_is_compared_with_both_baselines(design):
+    """With every part of the pictures that E9 asks about."""
+    sides = [(design.parse(check["better"]), design.parse(check["than"])) for check in design.claims["E9"].checks]
+    hybrids, parts = {one.row for one, _ in sides}, {one.part for one, _ in sides}
+    found = {(one.row, other.row, one.part) for one, other in sides if one.part == other.part}
+    assert found == {(row, base, part) for row in hybrids for base in ("DeiT-T", "ResNet-18") for part in parts}
+
+
 def test_a_page_without_results_has_no_numbers(design, tmp_path):
     write_page(design, {}, tmp_path / "evidence.md", tmp_path)
     page = (tmp_path / "evidence.md").read_text()
