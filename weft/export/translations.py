@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from onnxscript import opset20
 
-import weft.export.suppress  # noqa: F401  whose operation is one of them
+from weft.export.suppress import suppress_by_name  # noqa: F401  which makes the operation torch.ops.weft.suppress
 
 op: Any = opset20  # whose types know nothing of the constants that it takes
 MOST = 2**31 - 1  # boxes that stay in a group
