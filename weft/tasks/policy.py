@@ -11,10 +11,11 @@ Batch             About 400 steps, of 8 to 32 pictures on a CPU and 32 to 256 on
                   and larger batches compute hardly faster.
 Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 below 200, then 1e-3, in batches of 32
                   or less; more for larger ones, by the cube root (twice as much for 256). Half of it for models
-                  without a convolutional trunk, and in small batches 0.4 of it for wider trunks than nano: what Adam
-                  may do to a weight falls with the width. Short runs want high rates.
+                  without a convolutional trunk. Wider trunks than nano take 0.4 of it in batches of 32, rising to all
+                  of it in batches of 256, where they were fitted. Short runs want high rates.
 Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
-Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on.
+Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on, where
+                  300,000 pictures are seen: in fewer the model is still learning what there is.
                   RandAugment from 80 on (magnitude 6), stronger from 200 on (9): a run that sees a picture ten times
                   has no time for its disguises. Nano models, which overfit less, stay at the weaker one.
 Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on (not of nano models),
@@ -35,6 +36,7 @@ Boxes             Likewise: the largest side, up to 800, of which 1,500 pictures
                   What masks and boxes cost was estimated from a few trainings, not fitted.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,8 +52,11 @@ SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
 RATE_BATCH = 32  # pictures up to which rates hold as they are
-WIDE = 0.4  # of the rate of nano models, for wider trunks, in batches of no more: larger ones were fitted with them
+LARGE_BATCH = 256  # ... and at which wide trunks were fitted
+WIDE = 0.4  # of the rate of nano models: what wider trunks take in batches of RATE_BATCH
+NARROW = "vt_resnet_nano"
 LIGHT = 15  # epochs below which small pictures are only mirrored
+ERASES, ERASES_SEEN = 20, 300_000  # epochs, and pictures seen, below which nothing is erased
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
 CONVOLUTIONAL = ("vt_resnet", "resnet", "convnext", "efficientnet", "regnet")  # trunks that take twice the rate
@@ -98,7 +103,8 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     if not now.epochs:
         settings["run.epochs"] = max(1, round(epochs))
     model = chosen.get("model.name", now.model)
-    settings |= finetune_settings(epochs, batch, model) if now.weights else scratch_settings(epochs, batch, model)
+    decide = finetune_settings if now.weights else scratch_settings
+    settings |= decide(epochs, seen, batch, model)
     settings["run.val_epochs"] = _validated(epochs)
     if epochs < LIGHT and now.side <= SMALL_SIDE:
         settings["augment.crop"] = "resize"  # small pictures are not even shifted
@@ -107,27 +113,35 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     return settings, why + _reasons(now, settings, epochs, speed)
 
 
-def scratch_settings(epochs: float, batch: int, model: str) -> Settings:
+def scratch_settings(epochs: float, seen: float, batch: int, model: str) -> Settings:
     """Decides how strongly a run of so many epochs is augmented and driven that begins at random."""
     rate = next((rate for most, rate in ((15, 4e-3), (40, 3e-3), (200, 2e-3)) if epochs < most), 1e-3)
     rate = _for_batch(rate * _of_model(model, batch), batch)
     settings = {**_schedule(rate, epochs), **_augmentation(epochs, model)}
-    if epochs >= 20:
+    if _erases(epochs, seen):
         settings["augment.erase"] = 0.25
     return settings if epochs >= MIXES else settings | {"model.drop_path": 0.0}
 
 
 def _of_model(model: str, batch: int) -> float:
-    """The part of a rate that a model takes."""
+    """The part of a rate that a model takes; between the two batches at which wide trunks were fitted, a power."""
     if not model.startswith(CONVOLUTIONAL):
         return 0.5
-    return 1.0 if "nano" in model or batch > RATE_BATCH else WIDE
+    if model == NARROW:
+        return 1.0
+    way = math.log(batch / RATE_BATCH) / math.log(LARGE_BATCH / RATE_BATCH)
+    return WIDE ** (1 - min(1.0, max(0.0, way)))
 
 
-def finetune_settings(epochs: float, batch: int, model: str) -> Settings:
+def finetune_settings(epochs: float, seen: float, batch: int, model: str) -> Settings:
     """Decides how trained weights are adapted: gently, and the first layers least."""
     settings = {**_schedule(_for_batch(3e-4, batch), epochs), **_augmentation(epochs, model)}
-    return settings | {"optim.layer_decay": 0.75, "augment.erase": 0.1 if epochs >= 20 else 0.0}
+    return settings | {"optim.layer_decay": 0.75, "augment.erase": 0.1 if _erases(epochs, seen) else 0.0}
+
+
+def _erases(epochs: float, seen: float) -> bool:
+    """Whether a part of a picture is hidden: not as long as a model is short of pictures, not of variety."""
+    return epochs >= ERASES and seen >= ERASES_SEEN
 
 
 def _for_batch(rate: float, batch: int) -> float:
