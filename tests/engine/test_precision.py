@@ -156,9 +156,20 @@ def test_what_cannot_be_trained_is_left_to_the_first_step_to_say(monkeypatch, tm
         train(tmp_path, batch=1)
 
 
-def test_other_machines_are_not_tried(timed):
-    for said in ("bf16", "fp32"):
-        config = override(Config(), {"run.precision": said, "run.minutes": 1.0})
-        trainer = type("T", (), {"config": config, "device": torch.device("cpu"), "world": type("W", (), {"size": 1})})
-        choose_precision(trainer)  # pyright: ignore[reportArgumentType]
-    assert not timed
+@pytest.mark.parametrize(
+    ("about", "has_bf16", "tries"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"device": "cuda"}, True, False),
+        ({"size": 2}, True, False),
+        ({"precision": "fp32"}, True, False),
+        ({"precision": "bf16"}, True, False),
+        ({"deterministic": True}, True, False),
+        ({"compile": True}, True, False),  # the first pass of each type would be its compilation
+    ],
+)
+def test_who_tries_both_types(about, has_bf16, tries, timed, made_up, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    choose_precision(made_up(**about))
+    assert bool(timed) == tries
