@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.data.memory import room_on_host
 from weft.data.read import BadPicture, OpenedPicture
 from weft.data.sources.source import Source
 
@@ -112,7 +113,7 @@ def _is_over(process: int) -> bool:
 def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels | None:
     """Begins to decode all pictures of a source into `channels`, or as many as they have (0), where that may be of use.
 
-    Only on Linux, where memory is shared by a process that is forked.
+    Only on Linux, where memory is shared by a process that is forked, and where kept pictures may take as much of it.
     """
     if sys.platform != "linux" or len(source) <= FEW or source.kind.dense:
         return None
@@ -128,8 +129,8 @@ def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels 
         return None
     height, width, depth, found = max(headers)
     channels = channels or found
-    is_small = height * width <= LARGEST and height * width * channels * len(source) <= MOST_BYTES
-    if len(headers) > 1 or depth != 8 or channels not in (1, 3) or not is_small:
+    fits = height * width * channels * len(source) <= min(MOST_BYTES, room_on_host())
+    if len(headers) > 1 or depth != 8 or channels not in (1, 3) or height * width > LARGEST or not fits:
         return None
     try:
         return EarlyPixels(source, (height, width, channels), max_pixels)
