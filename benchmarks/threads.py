@@ -2,8 +2,9 @@
 
     python benchmarks/threads.py [--jobs 0 1 2] [--model vt_resnet_nano:stem_stride=2@28] [--out benchmarks/results]
 
-For each number of other jobs, which do nothing but take a core, and each way of waiting a process of its own: the
-median milliseconds of a step. Ways go round in turn, so that a slow moment of the machine hits all of them.
+For each number of other jobs, which do nothing but take a core, and each way of waiting a process of its own per round:
+the median milliseconds of its steps, of which the table shows the median and the range. Ways go round in turn, so that a
+slow moment of the machine hits all of them.
 """
 
 import argparse
@@ -40,16 +41,17 @@ def main() -> None:
     if args.one:
         return print(step_milliseconds(args.model))
     rows = [measure(args, jobs) for jobs in args.jobs]
-    print(f"{'milliseconds of a step':34}" + "".join(f"{jobs:>4} other jobs" for jobs in args.jobs))
+    print(f"{'milliseconds of a step':36}" + "".join(f"{jobs:>15} other jobs" for jobs in args.jobs))
     for way in WAYS:
-        print(f"{way:34}" + "".join(f"{row[way]:15.1f}" for row in rows))
+        print(f"{way:36}" + "".join(f"{_spread(row[way]):>26}" for row in rows))
     if args.out:
         facts = {"date": date.today().isoformat(), "cores": os.cpu_count(), "model": args.model, "batch": BATCH}
         found = {**facts, "milliseconds": dict(zip(map(str, args.jobs), rows, strict=True))}
         (args.out / f"threads-{facts['date']}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measure(args: argparse.Namespace, jobs: int) -> dict[str, float]:
+def measure(args: argparse.Namespace, jobs: int) -> dict[str, list[float]]:
+    """The rounds of each way, the fastest first."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(jobs)]
     command = [sys.executable, __file__, "--one", "--model", args.model]
     try:
@@ -61,7 +63,11 @@ def measure(args: argparse.Namespace, jobs: int) -> dict[str, float]:
     finally:
         for other in others:
             other.kill()
-    return {way: round(statistics.median(times), 1) for way, times in found.items()}
+    return {way: sorted(round(time, 1) for time in times) for way, times in found.items()}
+
+
+def _spread(times: list[float]) -> str:
+    return f"{statistics.median(times):.1f} ({times[0]:.0f} to {times[-1]:.0f})"
 
 
 def step_milliseconds(what: str) -> float:

@@ -24,6 +24,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {
         "errors": "bad input, told in one line",
         "files": "files that are whole or not there",
+        "processes": "forked ones: their start and their end",
         "threads": "how many threads torch computes with",
         "version": "which Weft this is",
         "words": "names and counts in messages",

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from weft.config import AugmentConfig
-from weft.data import early
+from weft.data import early, memory
 from weft.data.augment.kept import KeptAugmentation
 from weft.data.early import decode_early
 from weft.data.keep import in_memory, keep_pictures, keep_validation
@@ -174,6 +174,19 @@ def test_memory_that_may_not_be_shared_is_done_without(source, monkeypatch):
 
     monkeypatch.setattr("mmap.mmap", refuse)
     assert decode_early(source, 3, 10**8) is None
+
+
+def test_no_more_is_taken_than_may_be_kept(source, monkeypatch):
+    """A container may have little of a large machine's memory, and a run that takes more is killed."""
+    taken = 12 * 10 * 3 * len(source)
+    texts = {"/proc/meminfo": ["MemAvailable: 100000000 kB"], "/sys/fs/cgroup/memory.current": ["7000"]}
+    monkeypatch.setattr(memory, "_lines", lambda path: texts.get(path, []))
+    for free, fits in ((4 * taken, True), (4 * taken - 4, False)):
+        texts["/sys/fs/cgroup/memory.max"] = [f"{7000 + free}"]
+        found = decode_early(source, 3, 10**8)
+        assert (found is not None) == fits
+        if found is not None:
+            found.close()
 
 
 def test_memory_is_given_back(source):

@@ -10,9 +10,11 @@ from PIL import Image
 
 from tests.helpers.small_runs import make_pictures
 from weft.data import keep as keeping
+from weft.data import memory
 from weft.data.augment.pairs import align
-from weft.data.keep import free_host_memory, in_memory, keep_pictures, keep_validation, room_on
+from weft.data.keep import in_memory, keep_pictures, keep_validation, room_on
 from weft.data.loader import eval_batches
+from weft.data.memory import free_host_memory
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import decode, header
 from weft.data.sources.open import open_source
@@ -118,7 +120,7 @@ def test_room_is_a_part_of_what_is_free(monkeypatch):
     assert 0 < room_on(CPU) < free_host_memory()
     texts = {"/proc/meminfo": ["MemAvailable:  1000 kB"], "/sys/fs/cgroup/memory.max": ["700000"]}
     texts["/sys/fs/cgroup/memory.current"] = ["200000"]
-    monkeypatch.setattr(keeping, "_lines", lambda path: texts.get(path, []))
+    monkeypatch.setattr(memory, "_lines", lambda path: texts.get(path, []))
     assert free_host_memory() == 500_000  # the container's limit, less what is used
     texts["/sys/fs/cgroup/memory.max"] = ["max"]
     assert free_host_memory() == 1_024_000

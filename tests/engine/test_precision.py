@@ -21,12 +21,12 @@ SECONDS = {torch.float32: 0.3, torch.bfloat16: 0.2}
 
 @pytest.fixture
 def timed(monkeypatch):
-    """A CPU with bfloat16, on which passes take as long as a table says; the types of those that were tried."""
+    """A CPU with bfloat16, on which passes take as long as a table says, the first longer; what was tried."""
     tried = []
 
-    def seconds(trainer: Trainer, dtype: torch.dtype) -> float:
-        tried.append(dtype)
-        return SECONDS[dtype]
+    def seconds(trainer: Trainer, dtype: torch.dtype, pictures: int = precision.PICTURES) -> float:
+        tried.append((dtype, pictures))
+        return SECONDS[dtype] + 1.0 * (len(tried) == 1)
 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     monkeypatch.setattr(precision, "_pass_seconds", seconds)
@@ -117,17 +117,37 @@ def test_the_trial_leaves_no_trace_and_tells_types_apart(monkeypatch, tmp_path):
     assert found == {"same": True, "gradients": [], "failing": math.inf, "chosen": torch.float32}
 
 
-@pytest.mark.parametrize(("minutes", "tried"), [(0.05, 2), (5, 6)])
-def test_a_slow_model_is_tried_once(minutes, tried, timed, monkeypatch):
-    """A trial of three passes in each type could take a large part of a few minutes."""
+@pytest.fixture
+def made_up(timed, monkeypatch):
+    """Makes a trainer of a run of minutes, as far as `choose_precision` looks at it; a second passes at each look."""
     clock = itertools.count(0.0, 1.0)
     monkeypatch.setattr(precision, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(precision, "snapshot", lambda *_: {})
     monkeypatch.setattr(precision, "load_tensors", lambda *_: None)
-    run = SimpleNamespace(ema=None, compute_in=lambda dtype: None, screen=SimpleNamespace(say=print))
-    about = dict(device=torch.device("cpu"), world=SimpleNamespace(size=1), model=None, optimizer=mock.Mock())
-    choose_precision(SimpleNamespace(config=override(Config(), {"run.minutes": minutes}), run=run, **about))  # pyright: ignore
-    assert len(timed) == tried
+
+    def make(device: str = "cpu", size: int = 1, **settings):
+        config = override(Config(), {f"run.{name}": value for name, value in {"minutes": 0.05, **settings}.items()})
+        run = SimpleNamespace(ema=None, compute_in=mock.Mock(), screen=mock.Mock())
+        about = dict(device=torch.device(device), world=SimpleNamespace(size=size), model=None, optimizer=mock.Mock())
+        return SimpleNamespace(config=config, run=run, **about)
+
+    return make
+
+
+@pytest.mark.parametrize(("minutes", "rounds"), [(0.05, 1), (5, 3)])
+def test_a_slow_model_is_tried_once(minutes, rounds, timed, made_up):
+    """A trial of three passes in each type could take a large part of a few minutes."""
+    choose_precision(made_up(minutes=minutes))
+    assert [pictures for _, pictures in timed] == [2, 2] + [16, 16] * rounds
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.05, torch.float32), (1.5, torch.bfloat16)])
+def test_what_the_first_pass_pays_for_decides_nothing(gain, chosen, made_up, monkeypatch):
+    """Nor where one round is all that there is time for."""
+    monkeypatch.setitem(SECONDS, torch.bfloat16, SECONDS[torch.float32] / gain)
+    trainer = made_up()
+    choose_precision(trainer)
+    trainer.run.compute_in.assert_called_once_with(chosen)
 
 
 def test_what_cannot_be_trained_is_left_to_the_first_step_to_say(monkeypatch, tmp_path):
@@ -136,9 +156,20 @@ def test_what_cannot_be_trained_is_left_to_the_first_step_to_say(monkeypatch, tm
         train(tmp_path, batch=1)
 
 
-def test_other_machines_are_not_tried(timed):
-    for said in ("bf16", "fp32"):
-        config = override(Config(), {"run.precision": said, "run.minutes": 1.0})
-        trainer = type("T", (), {"config": config, "device": torch.device("cpu"), "world": type("W", (), {"size": 1})})
-        choose_precision(trainer)  # pyright: ignore[reportArgumentType]
-    assert not timed
+@pytest.mark.parametrize(
+    ("about", "has_bf16", "tries"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"device": "cuda"}, True, False),
+        ({"size": 2}, True, False),
+        ({"precision": "fp32"}, True, False),
+        ({"precision": "bf16"}, True, False),
+        ({"deterministic": True}, True, False),
+        ({"compile": True}, True, False),  # the first pass of each type would be its compilation
+    ],
+)
+def test_who_tries_both_types(about, has_bf16, tries, timed, made_up, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    choose_precision(made_up(**about))
+    assert bool(timed) == tries

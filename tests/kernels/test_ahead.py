@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from concurrent.futures import Future
@@ -216,6 +217,18 @@ def test_who_hangs_is_ended():
     ahead.compile_in_processes([lambda: time.sleep(60)] * 3, 2, timeout=0.3)
     assert time.monotonic() - begun < 30
     assert children() == before  # nobody is left behind
+
+
+@pytest.mark.parametrize(("seconds", "timeout"), [(0, 30), (60, 0.3)])
+def test_processes_may_be_nobodys_business(seconds, timeout, tmp_path):
+    """Where SIGCHLD is ignored, which a process inherits, nothing is left of a child that has ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        tasks = [lambda number=number: (time.sleep(seconds), (tmp_path / f"{number}").touch()) for number in range(5)]
+        assert not ahead.compile_in_processes(tasks, 2, timeout=timeout)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert len([*tmp_path.iterdir()]) == (0 if seconds else 5)
 
 
 @pytest.mark.parametrize(("seconds", "limit", "given_up"), [(0.1, 1.0, True), (0.0, 20.0, False), (60, 0.2, True)])

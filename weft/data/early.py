@@ -5,21 +5,20 @@ and the rest from the source. Only a set whose pictures have one size is begun w
 will be kept, and large ones are better shrunk by their decoder.
 """
 
-import gc
 import math
 import mmap
 import os
 import signal
 import sys
 import time
-import warnings
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from weft.data.memory import room_on_host
 from weft.data.read import BadPicture, OpenedPicture
 from weft.data.sources.source import Source
+from weft.processes import end, fork, still_alive
 
 FEW = 2_000  # pictures at which a run is done before processes have started
 LARGEST = 128 * 128  # pixels of a picture
@@ -41,23 +40,13 @@ class EarlyPixels:
         self.done = np.frombuffer(memory, np.bool_, count)
         self.pixels = np.frombuffer(memory, np.uint8, count * one, offset=count).reshape(count, *shape)
         self.deadline = time.monotonic() + PATIENCE
-        self.processes: set[int] = set()
         workers = min(len(os.sched_getaffinity(0)), -(-count // CHUNK))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see PATIENCE
-            for number in range(workers):
-                try:
-                    process = os.fork()
-                except OSError:  # no more processes
-                    break
-                if process == 0:
-                    self._live(number, workers)
-                self.processes.add(process)
+        self.processes = fork(workers, lambda number: self._live(number, workers))
 
     def finish(self) -> None:
         """Waits until nobody works on them any more."""
         while self.processes and time.monotonic() < self.deadline:
-            self.processes -= {process for process in self.processes if _is_over(process)}
+            self.processes = still_alive(self.processes)
             time.sleep(0.002)
         self._end_processes()
 
@@ -68,28 +57,19 @@ class EarlyPixels:
         self.pixels = np.empty((0, *self.shape), np.uint8)
 
     def _end_processes(self) -> None:
-        for process in self.processes:
-            if _is_over(process):  # its number may be another's by now
-                continue
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
+        end(self.processes)
         self.processes = set()
 
     def _live(self, number: int, workers: int) -> None:
-        """The life of a process, which never returns: every so many'th chunk is its own."""
-        try:
-            gc.disable()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the parent, which ends this one
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(math.ceil(PATIENCE))  # whatever happens to the parent
-            os.nice(NICE)
-            for start in range(number * CHUNK, len(self.source), workers * CHUNK):
-                for index in range(start, min(start + CHUNK, len(self.source))):
-                    self._decode(index)
-        finally:
-            os._exit(0)
+        """The life of a process: every so many'th chunk is its own."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the parent, which ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(math.ceil(PATIENCE))  # whatever happens to the parent
+        os.nice(NICE)
+        for start in range(number * CHUNK, len(self.source), workers * CHUNK):
+            for index in range(start, min(start + CHUNK, len(self.source))):
+                self._decode(index)
 
     def _decode(self, index: int) -> None:
         height, width, channels = self.shape
@@ -102,17 +82,10 @@ class EarlyPixels:
             pass  # whoever needs it will say so
 
 
-def _is_over(process: int) -> bool:
-    try:
-        return os.waitpid(process, os.WNOHANG)[0] != 0
-    except ChildProcessError:  # the system saw to it: who started this one wants to hear of no child
-        return True
-
-
 def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels | None:
     """Begins to decode all pictures of a source into `channels`, or as many as they have (0), where that may be of use.
 
-    Only on Linux, where memory is shared by a process that is forked.
+    Only on Linux, where memory is shared by a process that is forked, and where kept pictures may take as much of it.
     """
     if sys.platform != "linux" or len(source) <= FEW or source.kind.dense:
         return None
@@ -128,8 +101,8 @@ def decode_early(source: Source, channels: int, max_pixels: int) -> EarlyPixels 
         return None
     height, width, depth, found = max(headers)
     channels = channels or found
-    is_small = height * width <= LARGEST and height * width * channels * len(source) <= MOST_BYTES
-    if len(headers) > 1 or depth != 8 or channels not in (1, 3) or not is_small:
+    fits = height * width * channels * len(source) <= min(MOST_BYTES, room_on_host())
+    if len(headers) > 1 or depth != 8 or channels not in (1, 3) or height * width > LARGEST or not fits:
         return None
     try:
         return EarlyPixels(source, (height, width, channels), max_pixels)

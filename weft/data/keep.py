@@ -7,11 +7,9 @@ Which of them a run has is one of its settings, `data.keep`, because each draws 
 """
 
 import math
-import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from torch.utils.data import Dataset
 from weft.data.augment.pairs import align
 from weft.data.early import EarlyPixels
 from weft.data.loader import FEW, Batch, read_ahead
+from weft.data.memory import room_on_host
 from weft.data.preprocessing import Preprocessing
 from weft.data.read import BadPicture, OpenedPicture
 from weft.data.sources.source import Source
@@ -30,7 +29,7 @@ from weft.errors import WeftError
 CHUNK_BYTES = 4 * 2**20  # of pixels that a process decodes before it hands them over
 LARGEST_CHUNK = 512  # pictures
 SENT_BYTES = 2**28  # of pixels that go to the device at once
-SHARE_OF_GPU, SHARE_OF_HOST = 0.3, 0.25  # of the memory that is free: the rest is the model's, and others'
+SHARE_OF_GPU = 0.3  # of the memory that is free: the rest is the model's, and others'
 
 Progress = Callable[[int, int], object]  # how many are done, of how many
 
@@ -304,25 +303,4 @@ def room_on(device: torch.device) -> int:
     """Bytes that kept pictures may take on a device."""
     if device.type == "cuda":
         return int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
-    return int(SHARE_OF_HOST * free_host_memory()) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def free_host_memory() -> int:
-    """Bytes that programs can still have, of the machine or of the container that this runs in."""
-    free = []
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free.append(1024 * int(line.split()[1]))
-    limit, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
-    if limit.isdigit() and used.isdigit():
-        free.append(int(limit) - int(used))
-    if not free and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return max(0, min(free, default=0))
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().split("\n")
-    except OSError:
-        return []
+    return room_on_host()

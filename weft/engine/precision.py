@@ -9,7 +9,7 @@ from weft.engine.loop import Trainer
 from weft.engine.state import load_tensors, snapshot
 from weft.engine.time_budget import TRIAL_PART
 
-PICTURES, TIMES = 16, 3
+WARM_UP, PICTURES, TIMES = 2, 16, 3
 CLEARLY_FASTER = 1.15  # times as fast: for less, nothing is rounded
 
 
@@ -17,16 +17,20 @@ def choose_precision(trainer: Trainer) -> None:
     """Has a CPU compute in bfloat16 where this model clearly trains faster so, and nobody said otherwise.
 
     Some gain half or more, some lose. Only for runs with minutes, whose length is a matter of timing anyway: others
-    come to the same numbers each time.
+    come to the same numbers each time. Nor through torch.compile, which would compile for both types.
     """
     run = trainer.config.run
     if trainer.device.type != "cpu" or trainer.world.size > 1 or run.precision != "auto" or run.deterministic:
         return
-    if not torch.cpu._is_avx512_bf16_supported():
+    if run.compile or not torch.cpu._is_avx512_bf16_supported():
         return
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
-    times = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    # First passes also make kernels and ask for memory. What is left of that after a few pictures falls on bfloat16,
+    # which has to be clearly faster.
+    times = dict.fromkeys((torch.bfloat16, torch.float32), math.inf)
     limit = time.monotonic() + TRIAL_PART * 60 * run.minutes
+    for dtype in times:
+        _pass_seconds(trainer, dtype, WARM_UP)
     for _ in range(TIMES):  # in turn, so that a slow moment of the machine hits both
         times = {dtype: min(best, _pass_seconds(trainer, dtype)) for dtype, best in times.items()}
         if time.monotonic() > limit:
@@ -39,11 +43,11 @@ def choose_precision(trainer: Trainer) -> None:
         trainer.run.screen.say(f"run.precision bf16: {gain:.1f} times as fast as fp32, on this CPU and for this model")
 
 
-def _pass_seconds(trainer: Trainer, dtype: torch.dtype) -> float:
-    """Seconds of a training pass of some pictures; infinite where they cannot be computed so."""
+def _pass_seconds(trainer: Trainer, dtype: torch.dtype, pictures: int = PICTURES) -> float:
+    """Seconds of a training pass of so many pictures; infinite where they cannot be computed so."""
     trainer.run.compute_in(dtype)
     trainer.model.train(not trainer.config.model.frozen_mode)
-    batch = trainer.task.dummy_batch(min(PICTURES, trainer.progress.micro_batch))
+    batch = trainer.task.dummy_batch(min(pictures, trainer.progress.micro_batch))
     begin = time.perf_counter()
     try:
         loss, _ = trainer.gradients(0, batch).tolist()

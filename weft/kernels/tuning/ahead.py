@@ -5,14 +5,11 @@ its share and leaves it in Triton's cache on disk, where this process finds it.
 """
 
 import contextlib
-import gc
 import math
 import os
-import signal
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 import torch
 
 from weft.kernels.switch import has_triton, interpreted, kernels_are_on
+from weft.processes import end, fork, still_alive
 
 TIMEOUT = 300.0  # seconds for all kernels; whoever takes longer hangs, and is ended
 NUMBER = struct.Struct("i")
@@ -145,27 +143,18 @@ def compile_in_processes(
     numbers, entry = os.pipe()  # from which each process takes the next task's number
     os.write(entry, b"".join(NUMBER.pack(i) for i in range(len(tasks)))[:PIPE])
     os.close(entry)  # so that it ends behind the last
-    processes: set[int] = set()
     begun = time.monotonic()
+    processes = fork(min(workers, len(tasks)), lambda _: _serve(tasks, numbers))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of threads, whose locks a child might wait for: see PATIENCE
-            for _ in range(min(workers, len(tasks))):
-                process = os.fork()
-                if process == 0:
-                    _serve(tasks, numbers)
-                processes.add(process)
         while processes and (seconds := time.monotonic() - begun) < timeout:
             done = len(tasks) - _waiting(numbers) - len(processes)
             if seconds > limit or (done > workers and seconds * len(tasks) / done > limit):
                 return True
-            processes -= {process for process in processes if os.waitpid(process, os.WNOHANG)[0]}
+            processes = still_alive(processes)
             time.sleep(0.01)
     finally:
         os.close(numbers)
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+        end(processes)
     return False
 
 
@@ -178,17 +167,13 @@ def _waiting(numbers: int) -> int:
 
 
 def _serve(tasks: Sequence[Task], numbers: int) -> None:
-    """The life of a child: it never returns, touches no GPU, and is silent, since the parent will say what is wrong."""
-    try:
-        gc.disable()  # garbage may hold tensors, and freeing those may ask the GPU
-        silence = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(silence, stream)
-        while number := os.read(numbers, NUMBER.size):
-            with contextlib.suppress(Exception):
-                _make_launcher(tasks[NUMBER.unpack(number)[0]]())
-    finally:
-        os._exit(0)
+    """The life of a child: it touches no GPU, and is silent, since the parent will say what is wrong."""
+    silence = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(silence, stream)
+    while number := os.read(numbers, NUMBER.size):
+        with contextlib.suppress(Exception):
+            _make_launcher(tasks[NUMBER.unpack(number)[0]]())
 
 
 def _make_launcher(kernel: Any) -> None:
