@@ -3,8 +3,8 @@
     python benchmarks/threads.py [--jobs 0 1 2] [--model vt_resnet_nano:stem_stride=2@28] [--out benchmarks/results]
 
 For each number of other jobs, which do nothing but take a core, and each way of waiting a process of its own per round:
-the median milliseconds of its steps, of which the table shows the median and the range. Ways go round in turn, so that a
-slow moment of the machine hits all of them.
+the median milliseconds of its steps, of which the table shows the median and the range. Ways go round in turn, so that
+a slow moment of the machine hits all of them.
 """
 
 import argparse
