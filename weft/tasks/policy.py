@@ -15,7 +15,7 @@ Learning rate     AdamW at 4e-3 for less than 15 epochs, 3e-3 below 40, 2e-3 bel
                   of it in batches of 256, where they were fitted. Short runs want high rates.
 Warm-up           A tenth of the run, at most 5 epochs; then a cosine to zero.
 Augmentation      Crops and flips; of small pictures flips alone below 15 epochs. Erasing from 20 epochs on, where
-                  300,000 pictures are seen: in fewer the model is still learning what there is.
+                  100,000 pictures are seen: in fewer the model is still learning what there is.
                   RandAugment from 80 on (magnitude 6), stronger from 200 on (9): a run that sees a picture ten times
                   has no time for its disguises. Nano models, which overfit less, stay at the weaker one.
 Mixing            Mixup and cutmix in half of the batches from 80 epochs on, in most from 200 on (not of nano models),
@@ -56,7 +56,7 @@ LARGE_BATCH = 256  # ... and at which wide trunks were fitted
 WIDE = 0.4  # of the rate of nano models: what wider trunks take in batches of RATE_BATCH
 NARROW = "vt_resnet_nano"
 LIGHT = 15  # epochs below which small pictures are only mirrored
-ERASES, ERASES_SEEN = 20, 300_000  # epochs, and pictures seen, below which nothing is erased
+ERASES, ERASES_SEEN = 20, 100_000  # epochs, and pictures seen, below which nothing is erased
 MIXES, MIXES_MORE = 80, 200  # epochs
 WHOLE_AT_LAST = 1 / 3  # of a run that mixes
 CONVOLUTIONAL = ("vt_resnet", "resnet", "convnext", "efficientnet", "regnet")  # trunks that take twice the rate
