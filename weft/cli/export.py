@@ -40,7 +40,7 @@ def export(
         The folder to make, with the file, model.json, agreement.json and agreement.html; by default export-RUN here.
         An earlier export of the same weights that lies there is replaced, if it was made with the same options.
     int8
-        ONNX in eight bits, fitted to pictures of the run: smaller, on many processors faster, a little less right.
+        ONNX in eight bits, fitted to pictures of the run: smaller, a little less right; the last lines tell its speed.
     fixed
         For pictures of one size and so many at once, which some runtimes want; else of any size, any number.
     size
