@@ -42,7 +42,7 @@ from weft.export import export as home
 from weft.export.agreement import Agreement, AgreementRow, Limits, as_input, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
-from weft.export.folder import put
+from weft.export.folder import as_written, put, weights_hash
 from weft.export.form import Gap
 from weft.export.graph import TorchFile, write_onnx, write_torch
 from weft.export.segment import SegmentForm
@@ -210,6 +210,7 @@ def test_metadata(files):
         assert len(facts["classes"]) == len(facts["colours"])
         assert len(facts["provenance"]["weights_sha256"]) == 64
         assert facts["provenance"]["opset"] == 20
+        assert facts["provenance"]["options"]["to"] == "onnx"
 
 
 def seen(folder: Path, image: Image.Image) -> dict[str, np.ndarray]:
@@ -461,12 +462,49 @@ def test_an_earlier_export_of_the_run_is_replaced(runs, tmp_path):
     refused(command(*again, out), "'notes.txt', which would be lost")
 
 
-def test_an_earlier_export_is_back_where_the_next_one_fails(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/model.json").write_text("earlier")
+@pytest.mark.parametrize("options", [("--int8",), ("--to", "torch"), ("--fixed",), ("--test.flip",)])
+def test_an_export_with_other_options_is_not_replaced(runs, tmp_path, options):
+    """Whoever asks for another kind of file has not said that the first one may go."""
+    folder = tmp_path / "out"
+    exported(runs["classify"], folder, "--to", "safetensors", "--pictures", "3")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    named = {"--test.flip": "settings"}.get(options[0], options[0].removeprefix("--"))
+    refused(command("export", runs["classify"], "--out", folder, *options), named, "choose --out")
+    with pytest.raises(WeftError, match="differs in"):
+        weft.export(runs["classify"], folder, to="safetensors", settings={"test.flip": True})
+    weft.export(runs["classify"], folder, to="safetensors", pictures=3)
+    assert {path.name for path in folder.iterdir()} == before.keys()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_appears_while_exporting_stays(runs, tmp_path, monkeypatch, earlier):
+    """An export takes minutes, in which somebody may put something at its place."""
+    folder, write_page = tmp_path / "out", home.write_page
+    again = ("export", runs["classify"], "--to", "safetensors", "--pictures", "3", "--out", folder)
+    if earlier:
+        assert command(*again)[0] == 0
+
+    def write_meanwhile(*arguments: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.txt").write_text("years of work")
+        write_page(*arguments)
+
+    monkeypatch.setattr(home, "write_page", write_meanwhile)
+    code, _, errors = command(*again)
+    assert code == 2
+    assert str(folder) in errors.splitlines()[-1]
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    assert [*tmp_path.iterdir()] == [folder]
+
+
+def test_an_earlier_export_is_back_where_the_next_one_fails(runs, tmp_path):
+    folder, options = tmp_path / "out", dict(to="safetensors", settings=None)
+    facts = {"provenance": {"weights_sha256": weights_hash(runs["classify"]), "options": as_written(options)}}
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps(facts))
     with pytest.raises(OSError, match="gone"):
-        put(tmp_path / "gone", tmp_path / "out")
-    assert (tmp_path / "out/model.json").read_text() == "earlier"
+        put(tmp_path / "gone", folder, runs["classify"], options)
+    assert json.loads((folder / "model.json").read_text()) == facts
 
 
 def test_missing_library(runs, tmp_path, monkeypatch):

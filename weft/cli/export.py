@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -38,9 +38,9 @@ def export(
         onnx; torch, a package of torch.export (.pt2); or safetensors, weights and config.json for Weft and timm.
     out
         The folder to make, with the file, model.json, agreement.json and agreement.html; by default export-RUN here.
-        An earlier export of the same weights that lies there is replaced.
+        An earlier export of the same weights that lies there is replaced, if it was made with the same options.
     int8
-        ONNX in eight bits, fitted to pictures of the run: smaller, on many processors faster, a little less right.
+        ONNX in eight bits, fitted to pictures of the run: smaller, a little less right; the last lines tell its speed.
     fixed
         For pictures of one size and so many at once, which some runtimes want; else of any size, any number.
     size
@@ -57,13 +57,14 @@ def export(
     keys
         Segmentation, detection: settings of how the model is used, such as --test.score 0.3.
     """
-    folder = out or Path(f"export-{run.resolve().name}")
-    check_free(folder, run)
-    check_outside(folder, [data, *trained_on(run)])
     if not fixed and (size or batch != 1):
         raise WeftError("--size and --batch go with --fixed; without it every size and number is taken.")
-    check_run(run)
     chosen = _size(size) if size else None
+    options: dict[str, Any] = dict(to=to, int8=int8, fixed=fixed, size=chosen, batch=batch, settings=settings_of(keys))
+    folder = out or Path(f"export-{run.resolve().name}")
+    check_free(folder, run, options)
+    check_outside(folder, [data, *trained_on(run)])
+    check_run(run)
     if data:
         from weft.run.data import check_there
 
@@ -74,20 +75,7 @@ def export(
 
     with progress_of("pictures compared", quiet=False) as progress:
         try:
-            made = export_run(
-                run,
-                folder,
-                to=to,
-                int8=int8,
-                fixed=fixed,
-                size=chosen,
-                batch=batch,
-                data=data,
-                pictures=pictures,
-                limit=limit,
-                settings=settings_of(keys),
-                progress=progress,
-            )
+            made = export_run(run, folder, data=data, pictures=pictures, limit=limit, progress=progress, **options)
         except Disagreement as error:
             for line in error.agreement.lines():
                 complain(line)

@@ -22,7 +22,7 @@ from weft.errors import WeftError, check_choice, check_positive
 from weft.export.agreement import Agreement, File, Limits, as_input, cut, measure
 from weft.export.classify import ClassifyForm
 from weft.export.detect import DetectForm
-from weft.export.folder import FACTS, check_free, put, weights_hash
+from weft.export.folder import FACTS, as_written, check_free, put, weights_hash
 from weft.export.form import ExportForm
 from weft.export.graph import OPSET, OnnxFile, TorchFile, onnx_library, write_onnx, write_torch
 from weft.export.page import write_page
@@ -86,7 +86,8 @@ def export(
 
     Args:
         run: the folder of a run, or of a model.
-        out: the folder to make; by default export-RUN here. An earlier export of the same weights is replaced.
+        out: the folder to make; by default export-RUN here. An earlier export of the same weights with the same `to`,
+            `int8`, `fixed`, `size`, `batch` and `settings` is replaced, and nothing else that lies there.
         to: onnx, torch (a package of torch.export) or safetensors (weights and config.json, for Weft and timm).
         int8: ONNX with products in eight bits.
         fixed: for pictures of one size, and so many at once; else of any size, any number.
@@ -111,7 +112,8 @@ def export(
     if to == "onnx":
         onnx_library()
     folder = Path(out) if out else Path(f"export-{run.resolve().name}")
-    check_free(folder, run)
+    options = dict(to=to, int8=int8, fixed=fixed, size=size, batch=batch, settings=settings)
+    check_free(folder, run, options)
     predictor = load(run, "cpu", settings)
     predictor.task.dtype = torch.float32
     source, indices = _compared(predictor, run, data, pictures)
@@ -122,7 +124,7 @@ def export(
     with errors_name(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".exporting-") as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
-        facts = describe(form, run, kind.name, shape)
+        facts = describe(form, run, kind.name, shape, options)
         path = made / kind.name
         if kind.write is None:
             write_weights(run, path)
@@ -140,7 +142,7 @@ def export(
         write_text(made / FACTS, to_json(facts, indent=1) + "\n")
         write_text(made / "agreement.json", to_json(found.to_dict(), indent=1) + "\n")
         write_page(made / "agreement.html", found, facts)
-        put(made, folder)
+        put(made, folder, run, options)
     return Exported(folder, folder / kind.name, found)
 
 
@@ -152,7 +154,7 @@ class Disagreement(WeftError):
         self.agreement = agreement
 
 
-def describe(form: ExportForm, run: Path, name: str, fixed: Shape | None) -> dict[str, Any]:
+def describe(form: ExportForm, run: Path, name: str, fixed: Shape | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """All that whoever uses the file must know, ready for JSON."""
     predictor, rules = form.predictor, form.preprocessing.rules
     batch, height, width = fixed or ("batch", "height", "width")
@@ -176,6 +178,7 @@ def describe(form: ExportForm, run: Path, name: str, fixed: Shape | None) -> dic
             "run": run.resolve().name,
             "weights_sha256": weights_hash(run),
             "architecture": predictor.subject().name,
+            "options": as_written(options),
             "exported": date.today().isoformat(),
             "torch": torch.__version__,
             **({"opset": OPSET} if name == KINDS["onnx"].name else {}),
