@@ -21,8 +21,9 @@ from weft.data.demo import fashion_mnist
 from weft.explain import grad_cam
 from weft.explain.heat import heat_over
 from weft.models.weights.release import released_folder
-from weft.serve.models import DEMO_MODEL, TIMED, names_of, open_models
+from weft.serve.models import DEMO_MODEL, LONG, names_of, open_models
 from weft.serve.samples import fashion_samples
+from weft.serve.settings import ServeSettings
 from weft.threads import torch_threads
 
 PICTURES = {"classes": "pictures/class 1", "masks": "squares/images", "objects": "boxes/train2017"}
@@ -245,27 +246,53 @@ def test_names_tell_models_apart(paths, names):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most", "chosen"),
+    ("alone", "batch", "chosen"),
     [
-        ({1: 3.2}, 1, 1),
-        ({1: 3.2, 2: 2.5}, 2, 1),  # a little faster is not worth a core
-        ({1: 100.0, 2: 55.0}, 2, 2),
-        ({1: 80.0, 2: 42.0, 4: 23.0, 6: 22.0}, 6, 4),
-        ({1: 80.0, 2: 79.0, 4: 20.0}, 4, 1),
+        ([0.0032], [0.04], (1, 1)),
+        ([0.0032, 0.0029], [0.04, 0.039], (1, 1)),  # a little faster is not worth a core
+        ([0.0032, 0.0029], [0.04, 0.024], (1, 2)),
+        ([0.04, 0.022], [0.2, 0.11], (2, 2)),
+        ([0.08, 0.042, 0.023, 0.022], [0.4, 0.2, 0.11, 0.1], (4, 4)),
+        ([0.02, 0.019], [0.32, 0.17, 0.1, 0.06], (1, 6)),
+        ([2.0, 1.1, 1.0], [], (2, 2)),  # a batch would take long
     ],
 )
-def test_threads_are_taken_as_long_as_they_pay(runs, monkeypatch, seconds, most, chosen):
+def test_threads_are_taken_as_long_as_they_pay(runs, monkeypatch, alone, batch, chosen):
+    """By a picture alone and by several, with the seconds that both take of 1, 2, 4 and 6 threads."""
     (model,) = models_of(runs["classes"])
-    computed, infer = [], model.predictor.infer
-    monkeypatch.setattr(model.predictor, "infer", lambda x: computed.append(torch.get_num_threads()) or infer(x))
+    used, timed, now, infer, inside = [], [], 0.0, model.predictor.infer, model._infer
+    most = max(len(alone), len(batch))
+
+    def take_time(pictures, threads):
+        nonlocal now
+        timed.append(len(pictures))
+        now += (alone if len(pictures) == 1 else batch)[(1, 2, 4, 6).index(threads)]
+        return inside(pictures, threads)
+
+    monkeypatch.setattr(model.predictor, "infer", lambda x: used.append(torch.get_num_threads()) or infer(x))
     with torch_threads(1):  # put back what the model sets
-        clock = (now for n in seconds for _ in range(TIMED) for now in (0.0, seconds[n]))
-        monkeypatch.setattr("weft.serve.models.perf_counter", lambda: next(clock))
-        model.settle_threads(most)
-        assert model.threads == chosen
-        assert {*computed} <= {*seconds}
-        model.warm_up()
-        assert computed[-1] == chosen
+        with monkeypatch.context() as patched:
+            patched.setattr("weft.serve.models.perf_counter", lambda: now)
+            patched.setattr(model, "_infer", take_time)
+            model.settle_threads(6 if most > 2 else most, ServeSettings(batch=12))
+        assert {*timed} == ({1, 12} if batch else {1})
+        assert now < sum(alone + batch) + LONG * len(alone + batch)
+        picture = model._grey()
+        for count in (1, 2, 12):
+            model.answers([picture] * count)
+        assert used[-3:] == [chosen[0], chosen[1], chosen[1]]
+
+
+def test_threads_are_tried_with_batches_that_come(runs, monkeypatch):
+    """No more pictures together than the server gives a model at once."""
+    (model,) = models_of(runs["classes"])
+    timed, inside = [], model._infer
+    monkeypatch.setattr(model, "_infer", lambda pictures, n: timed.append(len(pictures)) or inside(pictures, n))
+    for limits, most in (({"batch": 3}, 3), ({"seen_pixels": 600}, 2), ({"batch": 1}, 1)):
+        timed.clear()
+        with torch_threads(1):
+            model.settle_threads(1, ServeSettings(**limits))
+        assert {*timed} == {1, most}
 
 
 def test_the_command_refuses_in_one_line(command, runs, tmp_path):

@@ -25,7 +25,8 @@ from weft.serve.settings import ServeSettings
 DEMO, DEMO_MODEL = "demo", "vt_resnet_nano.weft_fashion"  # a name in place of a folder, and what it stands for
 PANEL = 224  # pixels of the longer side of an explanation's pictures
 PAYS = 1.4  # times as fast: for less, a core has better things to do
-TIMED = 4  # answers, of which the first may start threads
+TIMED = 4  # answers, of which the first may start threads; fewer, once they have taken
+LONG = 0.5  # seconds
 SCORES = 2**27  # numbers that a model may give for one picture: of every class at every pixel
 
 
@@ -36,7 +37,7 @@ class ServedModel:
         self.name, self.predictor, self.task = name, predictor.for_inference(), predictor.task
         self.subject = predictor.subject()  # of the model as it is, into which explanations look
         self.parameters = sum(p.numel() for p in predictor.model.parameters())
-        self.threads = 1  # of torch's, on a CPU
+        self.threads = self.threads_of_batch = 1  # of torch's on a CPU, for a picture alone and for several
 
     def way(self, settings: ServeSettings) -> PictureWay:
         """How it wants its pictures, within the limits of a server."""
@@ -65,46 +66,63 @@ class ServedModel:
 
     def warm_up(self) -> None:
         """Looks at a grey picture, so that the first client does not pay for what happens only once."""
-        way = self.predictor.preprocessing
-        dtype = torch.uint8 if way.depth == 8 else torch.float32
-        self.answers([DecodedPicture(torch.ones((way.channels, *way.fitted(256, 256)), dtype=dtype), (256, 256), ())])
+        self.answers([self._grey()])
 
-    def settle_threads(self, most: int) -> None:
-        """Takes more threads of a CPU only while each doubling pays: other cores decode, and talk with clients."""
+    def settle_threads(self, most: int, settings: ServeSettings) -> None:
+        """Takes more threads of a CPU only while each doubling pays: other cores decode, and talk with clients.
+
+        A picture alone is timed, and a full batch: what is too little for two threads may be enough for them sixteen
+        times. The batch is smaller where a full one would take long, for somebody waits for the server.
+        """
         if self.predictor.device.type != "cpu":
             return
-        took = self._seconds(self.threads)
-        while self.threads < most:
-            more = min(2 * self.threads, most)
-            faster = self._seconds(more)
+        grey = self._grey()
+        self.threads, took = self._paying([grey], 1, most)
+        fitting = settings.seen_pixels // grey.pixels[0].numel()
+        count = min(settings.batch, fitting, int(LONG / took))
+        self.threads_of_batch = self._paying([grey] * count, self.threads, most)[0] if count > 1 else self.threads
+
+    def _paying(self, pictures: Sequence[DecodedPicture], threads: int, most: int) -> tuple[int, float]:
+        """How many threads pay for these pictures, at least `threads`, and the seconds that they take then."""
+        took = self._seconds(pictures, threads)
+        while threads < most:
+            more = min(2 * threads, most)
+            faster = self._seconds(pictures, more)
             if took < PAYS * faster:
                 break
-            self.threads, took = more, faster
+            threads, took = more, faster
+        return threads, took
 
-    def _seconds(self, threads: int) -> float:
-        """For a single picture, at best."""
-        self.threads, before = threads, self.threads
-        took = []
-        for _ in range(TIMED):
+    def _seconds(self, pictures: Sequence[DecodedPicture], threads: int) -> float:
+        """At best."""
+        took: list[float] = []
+        while len(took) < TIMED and sum(took) < LONG:
             begun = perf_counter()
-            self.warm_up()
+            self._infer(pictures, threads)
             took.append(perf_counter() - begun)
-        self.threads = before
         return min(took)
+
+    def _grey(self) -> DecodedPicture:
+        way = self.predictor.preprocessing
+        dtype = torch.uint8 if way.depth == 8 else torch.float32
+        return DecodedPicture(torch.ones((way.channels, *way.fitted(256, 256)), dtype=dtype), (256, 256), ())
 
     def answers(self, pictures: Sequence[DecodedPicture]) -> list[Any]:
         """The model's answers to a batch, before they are put into words.
 
         Those for each pixel become masks here: scores of all classes are too large to wait for anything.
         """
-        torch.set_num_threads(self.threads)
-        pixels = [picture.pixels for picture in pictures]
-        alike = len({one.shape for one in pixels}) == 1
-        answers = self.predictor.answers(torch.stack(pixels) if alike else pixels)
+        answers = self._infer(pictures, self.threads if len(pictures) == 1 else self.threads_of_batch)
         if not self.task.per_pixel:
             return answers
         pairs = zip(pictures, answers, strict=True)
         return [one if isinstance(one, str) else self._prediction(picture, one) for picture, one in pairs]
+
+    def _infer(self, pictures: Sequence[DecodedPicture], threads: int) -> list[Any]:
+        torch.set_num_threads(threads)
+        pixels = [picture.pixels for picture in pictures]
+        alike = len({one.shape for one in pixels}) == 1
+        return self.predictor.answers(torch.stack(pixels) if alike else pixels)
 
     def words(self, picture: DecodedPicture, answer: Any, *, top: int, score: float) -> dict[str, Any]:
         """An answer as clients get it; raises Refusal where there is none."""

@@ -57,7 +57,7 @@ class Service:
         await self.decoders.start()
         for name, model in self.models.items():
             await loop.run_in_executor(self.computing, model.warm_up)
-            await loop.run_in_executor(self.computing, model.settle_threads, self.threads)
+            await loop.run_in_executor(self.computing, model.settle_threads, self.threads, self.settings)
             self.batchers[name].start()
         self.ready = True
 
