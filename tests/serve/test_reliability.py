@@ -211,9 +211,9 @@ def test_s3_a_deadline_drops_the_work(classifier, photo):
 
 
 def test_s3_memory_stays_the_same(served, photo):
-    """A leak shows in each of three rounds, a batch of a new size takes a little once; the soak asks for longer.
+    """A leak shows in each of three rounds, or by leaps in two; the soak asks for longer.
 
-    Neither the calmest round nor all three together may take more than that.
+    One round may take a lot once: a batch of a new size, or a thread that comes.
     """
 
     def ask(n: int) -> None:
@@ -226,8 +226,9 @@ def test_s3_memory_stays_the_same(served, photo):
     for _ in range(3):
         ask(400)
         taken.append(memory(pids))
-    assert min(later - earlier for earlier, later in pairwise(taken)) < 2
-    assert taken[-1] - taken[0] < 24
+    calmest, calmer, _ = sorted(later - earlier for earlier, later in pairwise(taken))
+    assert calmest < 2
+    assert calmest + calmer < 8
 
 
 def test_s4_health_answers_under_full_load(runs, photo):
