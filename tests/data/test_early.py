@@ -74,6 +74,21 @@ def test_pixels_are_those_of_the_files(source, channels):
     found.close()
 
 
+def test_processes_rest_while_somebody_measures(source, monkeypatch):
+    monkeypatch.setattr(
+        early.EarlyPixels, "_decode", lambda self, index: (time.sleep(0.003), self.done.__setitem__(index, 1))
+    )
+    found = decode_early(source, 3, 10**8)
+    assert found is not None
+    with found.rest():
+        before = found.done.sum()
+        time.sleep(0.1)
+        assert found.done.sum() == before < len(source)
+    found.finish()
+    assert found.done.all()
+    found.close()
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_is_kept_is_the_same_with_it(source, channels):
     how = preprocessing(channels)
@@ -156,7 +171,11 @@ def test_processes_may_be_nobodys_business(source, end):
 
 
 def test_what_nobody_wants_is_given_up(source, monkeypatch):
-    monkeypatch.setattr(early.EarlyPixels, "_decode", lambda self, index: time.sleep(600))
+    def decode_slowly(self, index):
+        time.sleep(0.003)
+        self.done[index] = True
+
+    monkeypatch.setattr(early.EarlyPixels, "_decode", decode_slowly)
     found = decode_early(source, 3, 10**8)
     assert found is not None
     processes = {*found.processes}

@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers.small_runs import make_pictures, state_of, tiny_run
 from weft.config import Config, override
+from weft.engine import threads
 from weft.engine.clock import COLLAPSE, MARKS, PLANNED, Clock
 from weft.engine.device import World
 from weft.engine.log import read_rows
@@ -68,12 +69,32 @@ def test_a_run_ends_with_its_minutes_whatever_the_trial_said(monkeypatch, factor
 
 def test_a_machine_that_collapses_is_told_and_the_time_kept(monkeypatch):
     hand, said = Hand(monkeypatch), []
+    monkeypatch.setattr(threads, "USUAL_THREADS", 1)  # so that there are no fewer
     run = make_run(minutes=5, total=280, hand=hand, said=said)
     walk(run, hand, lambda step: 1.0 if step < 60 else 4.0)
     assert run.elapsed() < 300 * 1.05
     (line,) = said
-    assert "--run.threads 1" in line
+    assert "4 times as long" in line
     assert COLLAPSE < 4
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked):
+    """The other job comes at step 60 of some 280, and goes at step 150; nobody chooses where threads were asked for."""
+    hand, said, used = Hand(monkeypatch), [], []
+    run = make_run(minutes=5, total=280, hand=hand, said=said)
+    run.config = override(run.config, {"run.threads": asked})
+
+    def busy():
+        return 60 <= run.progress.step < 150
+
+    monkeypatch.setattr(threads, "USUAL_THREADS", 2)
+    monkeypatch.setattr(threads, "choose_threads", lambda usual: 1 if busy() else usual)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    walk(run, hand, lambda step: 2.0 if busy() and not run.progress.threads else 1.0)
+    assert used == ([] if asked else [1, 2])
+    assert run.progress.threads == 0
+    assert [line.split(" threads")[0] for line in said] == ([] if asked else ["1", "2"])
 
 
 def test_small_changes_leave_the_plan_alone(monkeypatch):

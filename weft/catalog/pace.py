@@ -33,14 +33,13 @@ def gpu_bandwidth(device: torch.device) -> float:
     return 8 * 2 * source.numel() / (begin.elapsed_time(end) / 1e3)
 
 
-def choose_threads() -> int:
-    """Threads with which a small training step is fastest here.
+def choose_threads(usual: int) -> int:
+    """Threads with which a small training step is fastest here, of the usual number and less.
 
     Threads wait for each other several times in every layer. Where another job has one of the cores, all wait for the
     one that is there, and a single thread may be many times as fast as two.
     """
-    usual = threads = torch.get_num_threads()
-    speeds = {usual: cpu_steps(usual)}
+    threads, speeds = usual, {usual: cpu_steps(usual)}
     while threads > 1:
         before, threads = threads, threads // 2
         speeds[threads] = cpu_steps(threads)

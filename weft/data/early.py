@@ -5,12 +5,14 @@ and the rest from the source. Only a set whose pictures have one size is begun w
 will be kept, and large ones are better shrunk by their decoder.
 """
 
+import contextlib
 import math
 import mmap
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ MOST_BYTES = 2**30  # of all pictures
 LOOKED_AT = 8  # pictures from which size and channels of all are concluded
 CHUNK = 64  # pictures that a process decodes before others have their turn
 PATIENCE = 60.0  # seconds from the beginning after which nobody waits for a process
+REST = 0.005  # seconds: small pictures are decoded in less
 NICE = 5  # whoever looks at the files, or imports torch, comes first
 
 
@@ -36,12 +39,23 @@ class EarlyPixels:
         self.source, self.shape, self.max_pixels = source, shape, max_pixels
         count, one = len(source), math.prod(shape)
         # Shared with the processes, taken as it is written to, given back with the last array that lies in it.
-        memory = mmap.mmap(-1, count * (one + 1))
+        memory = mmap.mmap(-1, count * (one + 1) + 1)
         self.done = np.frombuffer(memory, np.bool_, count)
         self.pixels = np.frombuffer(memory, np.uint8, count * one, offset=count).reshape(count, *shape)
+        self.resting = np.frombuffer(memory, np.bool_, 1, offset=count * (one + 1))
         self.deadline = time.monotonic() + PATIENCE
         workers = min(len(os.sched_getaffinity(0)), -(-count // CHUNK))
         self.processes = fork(workers, lambda number: self._live(number, workers))
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        """Within it nobody decodes: for whoever measures what this machine can do."""
+        self.resting[:] = True
+        time.sleep(REST)  # for the pictures that are being decoded
+        try:
+            yield
+        finally:
+            self.resting[:] = False
 
     def finish(self) -> None:
         """Waits until nobody works on them any more."""
@@ -53,7 +67,7 @@ class EarlyPixels:
     def close(self) -> None:
         """Ends the processes and gives the memory back, which nobody may look at any more."""
         self._end_processes()
-        self.done = np.zeros(len(self.source), np.bool_)
+        self.done, self.resting = np.zeros(len(self.source), np.bool_), np.zeros(1, np.bool_)
         self.pixels = np.empty((0, *self.shape), np.uint8)
 
     def _end_processes(self) -> None:
@@ -69,6 +83,8 @@ class EarlyPixels:
         os.nice(NICE)
         for start in range(number * CHUNK, len(self.source), workers * CHUNK):
             for index in range(start, min(start + CHUNK, len(self.source))):
+                while self.resting[0]:
+                    time.sleep(REST)
                 self._decode(index)
 
     def _decode(self, index: int) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from weft.engine.threads import choose_again
 from weft.engine.training_run import TrainingRun
 
 PLANNED = 0.975  # of minutes; the rest is for steps that take longer than those before
@@ -52,6 +53,7 @@ class Clock:
         if abs(wanted - total) > WORTH_IT * (total - progress.step):
             progress.stretch *= wanted / total
             progress.total_steps = wanted
+        choose_again(self.run, slower=seconds / self._fastest)
         self._begin_stretch()
         if not self._told and world.broadcast(seconds > COLLAPSE * self._fastest):
             self._tell(seconds / self._fastest)
@@ -59,9 +61,7 @@ class Clock:
 
     def _tell(self, times: float) -> None:
         self._told = True
-        told = f"steps take {times:.0f} times as long as before: another job seems to use this machine."
-        on_cpu = self.run.world.device.type == "cpu"
-        self.run.event(told + " Fewer threads wait less for each other: --run.threads 1" * on_cpu)
+        self.run.event(f"steps take {times:.0f} times as long as before: another job seems to use this machine")
 
     def steps_left(self, seconds: float) -> int:
         """Steps of so many seconds each for which there is time, with validations and the end."""

@@ -53,6 +53,7 @@ class RunProgress:
     seconds: float = 0.0  # of work so far, in all sessions
     micro_batch: int = 0  # pictures at once on one device
     bf16: bool = False  # on a CPU that was found to be faster so
+    threads: int = 0  # likewise, with fewer of them than usual; 0: as many as usual, or as config says
     skipped: list[int] = field(default_factory=list)  # steps whose batch gave no finite gradient
     bad: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
     scaler: dict[str, float] = field(default_factory=dict)  # loss scaling of fp16

@@ -1,12 +1,11 @@
 """The recipe `auto` for a run: the machine and its time, as `weft.tasks.policy` wants to know them."""
 
-import os
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from weft.catalog.pace import choose_threads, pace
+from weft.catalog.pace import pace
 from weft.config import Config
 from weft.run.data import RunData
 from weft.tasks.choose import shared_long_side, usual_side
@@ -45,12 +44,3 @@ def auto_settings(
         weights=bool(config.model.init),
     )
     return task_class(data.report.task).choices.auto(now, data.report)
-
-
-def fewer_threads(config: Config, device: torch.device) -> int:
-    """Threads for a machine that another job uses, too; 0 where the usual number is the fastest, or was asked for."""
-    asked = config.run.threads or "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() == 1
-    if asked or device.type != "cpu":
-        return 0
-    threads = choose_threads()
-    return threads if threads < torch.get_num_threads() else 0

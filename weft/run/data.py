@@ -40,6 +40,10 @@ class RunData:
     fingerprint: str = ""  # of the source, where it is known already
     pixels: EarlyPixels | None = None
 
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Within it no picture is decoded in the background: its processes are no job of somebody else's."""
+        return contextlib.nullcontext() if self.pixels is None else self.pixels.rest()
+
 
 @dataclass
 class EarlyLook:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft.config import Config, override, read_yaml
 from weft.documents import read_json
 from weft.engine.device import World, process_group
@@ -15,10 +13,11 @@ from weft.engine.lock import STATE, forget_start
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
 from weft.engine.start import RunStart
+from weft.engine.threads import compute_with, fewer_threads
 from weft.errors import WeftError
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
-from weft.run.auto import auto_settings, fewer_threads
+from weft.run.auto import auto_settings
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, RunData, absolute_paths, open_data
 from weft.run.initial import model_for
@@ -27,6 +26,7 @@ from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
+from weft.threads import USUAL_THREADS
 
 
 def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def start_run(
         say = Screen(quiet or not world.is_main).say
         with start.phase("check"):
             data = open_data(first, world, say, early)
-        threads, elapsed = choose_threads(first, world, say), start.seconds()
-        if recipe == AUTO or not (recipe or config):
-            asked = {*file, *given}
-            rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
-            settings = {**rule, **file, **given}
-            for line in why:
-                say(line)
-        settings |= threads
+        with data.undisturbed():
+            threads, elapsed = choose_threads(first, world, say), start.seconds()
+            if recipe == AUTO or not (recipe or config):
+                asked = {*file, *given}
+                rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
+                settings = {**rule, **file, **given}
+                for line in why:
+                    say(line)
         full = stretch(override(Config(), settings), set(file) | set(given), named)
         full, choices = fill(full, settings, data.report, len(data.split.train), world.device)
         full = replace(full, data=replace(full.data, keep=least_kept(world.all_gather(full.data.keep))))
@@ -86,6 +86,7 @@ def start_run(
                     lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
                 )
                 session = RunSession(folder, full, world, data, preprocessing, quiet, start)
+                session.trainer.progress.threads = threads
                 session.prepare_new()
             return session.train()
 
@@ -119,14 +120,15 @@ def forgotten_if_it_fails(folder: Path, world: World, keep: bool) -> Iterator[No
         raise
 
 
-def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> dict[str, Any]:
-    """The setting of fewer threads than usual, where these compute faster; this process uses them from now on."""
-    threads = world.on_main(lambda: fewer_threads(config, world.device))
-    if not threads:
-        return {}
-    torch.set_num_threads(threads)
-    say(f"run.threads {threads}: more would wait for each other; another job seems to use this machine")
-    return {"run.threads": threads}
+def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> int:
+    """Fewer threads than usual, where these compute faster, with which this process computes from now on; or 0."""
+    threads = world.on_main(lambda: fewer_threads(config.run, world.device))
+    if threads:
+        compute_with(threads)
+        say(
+            f"{threads} of {USUAL_THREADS} threads: more would wait for each other; another job seems to use this machine"
+        )
+    return threads
 
 
 def least_kept(choices: list[Any]) -> Any:

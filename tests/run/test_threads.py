@@ -1,0 +1,73 @@
+"""The number of threads of a run: tried out on a machine that does nothing else of ours, and kept over a stop."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.helpers.small_runs import make_pictures, tiny_run
+from weft.config import RunConfig, read_yaml
+from weft.data import early
+from weft.engine import threads
+from weft.engine.state import read_header
+from weft.engine.threads import compute_with
+from weft.run import start
+from weft.run.choose import fill
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(autouse=True)
+def back_to_usual():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="decodes early by forking")
+def test_nobody_decodes_while_the_machine_is_measured(pictures, tmp_path, monkeypatch):
+    """Processes that decode ahead once passed for another job: a run of 60,000 small files computed with one thread."""
+    begun, resting = [], []
+    decode_early = early.decode_early
+    monkeypatch.setattr(early, "FEW", 0)
+    monkeypatch.setattr("weft.run.data.decode_early", lambda *args: begun.append(decode_early(*args)) or begun[-1])
+    monkeypatch.setattr(start, "fewer_threads", lambda *_: resting.append(bool(begun[0].resting[0])) or 0)
+    auto = start.auto_settings
+    monkeypatch.setattr(start, "auto_settings", lambda *args: resting.append(bool(begun[0].resting[0])) or auto(*args))
+    monkeypatch.setattr(start, "fill", lambda *args: resting.append(bool(begun[0].resting[0])) or fill(*args))
+    tiny_run(pictures, tmp_path / "run", recipe="auto", epochs=1, data__workers=1, run__report=False)
+    assert resting == [True, True, False]
+
+
+def test_fewer_threads_are_kept_over_a_stop_and_not_asked_for(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(threads, "USUAL_THREADS", 2)
+    monkeypatch.setattr(threads, "choose_threads", lambda usual: 1)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    used = []
+    monkeypatch.setattr(threads.torch, "set_num_threads", used.append)
+    run = tiny_run(pictures, tmp_path / "run", epochs=1, run__report=False)
+    assert used == [1]
+    assert read_header(run.folder)["progress"].threads == 1
+    assert read_yaml(run.folder / "config.yaml")["run.threads"] == 0  # nobody asked for them
+    start.resume_run(run.folder, {}, allow_changes=False, quiet=True, start=start.RunStart())
+    assert used == [1, 1]
+
+
+@pytest.mark.parametrize(("asked", "variable", "usual"), [(2, None, 2), (0, "2", 2), (0, None, 1)])
+def test_nobody_tries_where_there_is_no_choice(monkeypatch, asked, variable, usual):
+    monkeypatch.setattr(threads, "USUAL_THREADS", usual)
+    monkeypatch.setattr(threads, "choose_threads", lambda usual: pytest.fail("tried"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert threads.fewer_threads(RunConfig(threads=asked), torch.device("cpu")) == 0
+    assert threads.fewer_threads(RunConfig(), torch.device("cuda")) == 0
+
+
+def test_none_stands_for_the_usual_number(monkeypatch):
+    monkeypatch.setattr(threads, "USUAL_THREADS", 1)
+    compute_with(0)
+    assert torch.get_num_threads() == 1

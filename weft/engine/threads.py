@@ -1,0 +1,43 @@
+"""How many threads compute on a CPU: as many as usual, or fewer where that is faster, as long as it is.
+
+Threads wait for each other in every layer, so another job on one core costs the others theirs, too. Other jobs come and
+go: a run that has minutes looks again at its marks, where that may change anything.
+"""
+
+import os
+
+import torch
+
+from weft.catalog.pace import choose_threads
+from weft.config import RunConfig
+from weft.engine.training_run import TrainingRun
+from weft.threads import USUAL_THREADS
+
+SLOWER = 1.5  # times as long as steps have taken: the usual threads are tried next to fewer
+
+
+def fewer_threads(run: RunConfig, device: torch.device) -> int:
+    """Threads that are faster than the usual number; 0 where none are, or where somebody has said how many."""
+    if device.type != "cpu" or run.threads or "OMP_NUM_THREADS" in os.environ or USUAL_THREADS == 1:
+        return 0
+    threads = choose_threads(USUAL_THREADS)
+    return threads if threads < USUAL_THREADS else 0
+
+
+def compute_with(threads: int) -> None:
+    """So many threads from here on; 0: the usual number."""
+    torch.set_num_threads(threads or USUAL_THREADS)
+
+
+def choose_again(run: TrainingRun, slower: float) -> None:
+    """Looks whether other threads are faster by now: where there are fewer than usual, or steps are so much slower."""
+    before = run.progress.threads
+    if run.world.size > 1 or not (before or slower > SLOWER):
+        return
+    threads = fewer_threads(run.config.run, run.world.device)
+    if threads == before:
+        return
+    compute_with(threads)
+    run.progress.threads = threads
+    why = "more wait for each other, another job seems to use this machine" if threads else "the machine is free again"
+    run.event(f"{threads or USUAL_THREADS} threads from here on: {why}")
