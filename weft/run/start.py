@@ -125,9 +125,8 @@ def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> 
     threads = world.on_main(lambda: fewer_threads(config.run, world.device))
     if threads:
         compute_with(threads)
-        say(
-            f"{threads} of {USUAL_THREADS} threads: more would wait for each other; another job seems to use this machine"
-        )
+        why = "more would wait for each other; another job seems to use this machine"
+        say(f"{threads} of {USUAL_THREADS} threads: {why}")
     return threads
 
 
