@@ -67,6 +67,7 @@ def train(data: str, model: str, options: dict, size: int, seen: int, batch: int
         run = weft.train(
             data,
             recipe="auto",
+            init="scratch",
             model=model,
             img_size=size,
             batch=batch,

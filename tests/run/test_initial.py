@@ -11,11 +11,14 @@ import safetensors.torch
 import timm
 import torch
 
+import weft
 from tests.helpers.small_runs import command, make_pictures, refused, tiny_run
 from weft import WeftError
-from weft.config import Config, override
+from weft.config import Config, override, read_yaml
 from weft.engine.log import read_rows
+from weft.models.weights.release import released_folder
 from weft.run.build import make_model
+from weft.run.choose import read_preprocessing
 from weft.run.data import absolute
 from weft.run.initial import cached_weights, create_pretrained, host_weights, model_for
 
@@ -59,8 +62,6 @@ def test_a_backbone_begins_with_the_weights_of_its_host(resnet, task):
 
 def test_a_run_from_a_host_can_be_resumed_without_it(resnet, tmp_path):
     """Trained with the file, resumed without: the state has the weights, config.yaml the strides."""
-    import weft
-
     pictures = make_pictures(tmp_path / "pictures", side=32)
     settings = dict(model="vt_resnet18", model__args={}, img_size=32, init=f"host:{resnet}", recipe="quick")
     run = tiny_run(pictures, tmp_path / "run", **{**settings, "epochs": 1}).folder
@@ -79,10 +80,40 @@ def test_a_run_from_a_host_can_be_resumed_without_it(resnet, tmp_path):
         ("host:FILE", "vt_resnet50", {}),  # whose strides are those of the model, or are told
         ("pretrained", "ceit_tiny", {}),
         ("", "auto", {}),
+        ("vt_resnet_nano.weft_cifar10", "auto", {"model.name": "vt_resnet_nano"}),
+        ("vt_resnet_nano.weft_cifar10", "vt_resnet_nano", {}),
     ],
 )
 def test_words_choose_a_model_that_has_weights(init, model, settings, resnet):
     assert model_for(init.replace("FILE", str(resnet)), model) == settings
+
+
+def test_weights_that_come_with_weft_are_found_by_name():
+    stored = safetensors.torch.load_file(released_folder("vt_resnet_nano.weft_cifar10") / "model.safetensors")
+    found = made(model__name="vt_resnet_nano", model__init="vt_resnet_nano.weft_cifar10").model.state_dict()
+    assert all(torch.equal(found[key], value.float()) for key, value in stored.items() if not key.startswith("head."))
+    assert "head.weight" in stored
+    dense = made(
+        data__task="segment", augment__img_size=64, model__head="fpn", model__name="vt_resnet_nano",
+        model__init="vt_resnet_nano.weft_cifar10",
+    )  # fmt: skip
+    state = dense.model.state_dict()
+    key = next(key for key in state if key.endswith("resnet.layer1.0.conv1.weight"))
+    assert torch.equal(state[key], stored["resnet.layer1.0.conv1.weight"].float())
+
+
+def test_a_run_begins_with_them_where_nobody_says_otherwise(tmp_path, capsys):
+    pictures = make_pictures(tmp_path / "pictures", side=32)
+    found = {}
+    for said in ({}, {"init": "scratch"}, {"model__args": {"num_tokens": 8}}, {"recipe": "quick"}):
+        settings = dict(recipe="auto", epochs=1, batch=0, model="vt_resnet_nano", device="cpu", run__report=False)
+        out = tmp_path / "-".join(["run", *said])
+        weft.train(pictures, out=out, **{**settings, **said})
+        found["-".join(said)] = read_yaml(out / "config.yaml")["model.init"]
+        told = "begins with vt_resnet_nano.weft_cifar10, which comes with Weft" in capsys.readouterr().out
+        assert told == (not said)
+    assert found == {"": "vt_resnet_nano.weft_cifar10", "init": "", "model__args": "", "recipe": ""}
+    assert read_preprocessing(str(tmp_path / "run")).mean == pytest.approx((0.485, 0.456, 0.406))
 
 
 def test_what_has_no_host_is_told():

@@ -66,12 +66,31 @@ def test_what_is_released_is_small_and_in_the_wheel():
         assert any(fnmatch(path, pattern) for pattern in patterns), path
 
 
+CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "begins"),
+    [
+        (["cell", "no cell"], True),
+        (["Dog", "Cat"], False),  # perhaps its own pictures, by which it would be judged
+        (["dog", "cat", "cow", "sheep"], True),
+        (["dog", "cat", "horse", "sheep"], False),
+        (CIFAR, False),
+        (list("0123456789"), True),
+    ],
+)
+def test_trainings_on_other_pictures_begin_with_weights_of_many_kinds(classes, begins):
+    found = mechanism.packaged_weights(classes)
+    assert found == (("vt_resnet_nano.weft_cifar10",) if begins else ())
+
+
 @pytest.mark.parametrize("name", released())
 def test_a_release_says_what_it_is_and_answers_without_a_network(name):
     """In a process of its own, which may not look at the hub; the folder gives the same answers."""
     card = (FOLDER / name / "README.md").read_text()
     assert re.search(r"^- Licence of the data: ", card, flags=re.MULTILINE)
-    assert re.search(r"^- Top-1: \d+\.\d+% of [\d,]+ pictures", card, flags=re.MULTILINE)
+    assert re.search(r"^- [Tt]op-1: \d+\.\d+% of [\d,]+ pictures", card, flags=re.MULTILINE)
     code = f"""
 import timm, torch, weft.models
 model = timm.create_model("{name}", pretrained=True).eval()

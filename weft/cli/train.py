@@ -120,6 +120,9 @@ def train(
     end_as_interrupted(run.interrupted)
 
 
+DEMO_INIT = "vt_resnet_nano.weft_cifar10"  # weights that come with the package, for the model of all three recipes
+
+
 @dataclass(frozen=True)
 class Demo:
     """Data and recipe of a demonstration, and the sentence on its outcome, which names metrics in braces."""
@@ -174,7 +177,8 @@ def demo(
     from weft.run.train import train_since
 
     chosen = DEMOS[task]
-    run = train_since(RunStart.of_command(), chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task)
+    start = RunStart.of_command()
+    run = train_since(start, chosen.data, recipe=chosen.recipe, out=out, quiet=quiet, task=task, init=DEMO_INIT)
     if not quiet and not run.stopped:
         say(*_next_steps(chosen, run))
     end_as_interrupted(run.interrupted)

@@ -7,6 +7,7 @@ import torch
 
 from weft.catalog.pace import pace
 from weft.config import Config
+from weft.models.weights.release import packaged_weights
 from weft.run.data import RunData
 from weft.tasks.choose import shared_long_side, usual_side
 from weft.tasks.policy import Situation
@@ -42,5 +43,11 @@ def auto_settings(
         model="" if config.model.name == "auto" else config.model.name,
         size=config.augment.img_size,
         weights=bool(config.model.init),
+        packaged=() if "model.init" in given or _changes_shapes(given) else packaged_weights(data.source.classes),
     )
     return task_class(data.report.task).choices.auto(now, data.report)
+
+
+def _changes_shapes(given: Collection[str]) -> bool:
+    """Whether a network was asked for into which weights of the usual one may not fit."""
+    return any(key.startswith("model.args") and key != "model.args.stem_stride" for key in given)

@@ -21,7 +21,7 @@ from weft.models.weights.convert import load_weights
 from weft.models.weights.folder import write_model
 from weft.models.weights.host import load_host
 from weft.models.weights.layouts import filter_published
-from weft.run.initial import PRETRAINED, create_pretrained, host_weights, is_host
+from weft.run.initial import PRETRAINED, create_pretrained, host_weights, is_host, weights_folder
 from weft.tasks.registry import task_class
 
 
@@ -45,7 +45,7 @@ def make_model(config: Config, *, classes: list[str], size: tuple[int, int], mul
         return Made(model, changed, partial(_write, about=about))
     args = {**any_size(name), **args}
     backbone = create(name, args, 0, channels, init == PRETRAINED)
-    weights = load_weights(init) if init and init != PRETRAINED and not is_host(init) else {}
+    weights = load_weights(weights_folder(init)) if init and init != PRETRAINED and not is_host(init) else {}
     is_dense = any(key.startswith("backbone.") for key in weights)
     changed = [] if is_dense else _begin_with(backbone, init, name, weights)
     spec = DenseSpec(config.data.task, name, args, channels, config.model.head, config.model.head_args, classes)
@@ -113,7 +113,7 @@ def _begin_with(model: nn.Module, init: str, name: str, weights: dict[str, Tenso
         return [f"{', '.join(layers[:4])}{' and more' * (len(layers) > 4)}, which the host has not: new"]
     if not init or init == PRETRAINED:
         return []
-    return load_init(model, weights or load_weights(init), init)
+    return load_init(model, weights or load_weights(weights_folder(init)), init)
 
 
 def load_init(model: nn.Module, found: dict[str, Tensor], init: str) -> list[str]:

@@ -22,6 +22,7 @@ from weft.data.sources.source import Source
 from weft.documents import read_json
 from weft.errors import WeftError
 from weft.kernels.switch import runs_on
+from weft.run.initial import weights_folder
 from weft.tasks.choose import default_workers
 from weft.tasks.registry import task_class
 
@@ -147,7 +148,7 @@ def choose_preprocessing(config: Config, report: DataReport, source: Source, tra
 def _statistics(
     config: Config, chosen: Preprocessing, source: Source, train: np.ndarray
 ) -> dict[str, tuple[float, ...]]:
-    earlier = read_preprocessing(config.model.init)
+    earlier = read_preprocessing(weights_folder(config.model.init))
     cfg: Any = timm.get_pretrained_cfg(config.model.name)
     if earlier is not None and earlier.channels == chosen.channels:
         mean, std = earlier.mean, earlier.std

@@ -1,6 +1,7 @@
 """Weights to start from, by a word: `pretrained`, published for a model, or `host`, of the network it was built on.
 
-`host` alone takes timm's weights of the usual host, host:NAME those of another model of timm's, host:FILE a file.
+`host` alone takes timm's weights of the usual host, host:NAME those of another model of timm's, host:FILE a file. The
+name of weights that come with the package, such as vt_resnet_nano.weft_cifar10, stands for their folder.
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from huggingface_hub.utils import get_session
 from weft.errors import WeftError
 from weft.models.weights.convert import load_weights
 from weft.models.weights.layouts import StateDict
+from weft.models.weights.release import released, released_folder
 
 PRETRAINED, HOST = "pretrained", "host"
 MODELS = {PRETRAINED: "cvt_13", HOST: "vt_resnet18"}  # where none was asked for: 80 MB and 47 MB of weights
@@ -43,11 +45,18 @@ def model_for(init: str, model: str) -> dict[str, Any]:
     """Settings that these weights ask for: a model that has them, and strides as the host had them."""
     word = HOST if is_host(init) else init
     settings: dict[str, Any] = {}
+    if model == "auto" and init in released():
+        return {"model.name": init.partition(".")[0]}
     if model == "auto" and word in MODELS:
         model = settings["model.name"] = MODELS[word]
     if is_host(init) and model in BOTTLENECKS and not Path(init.removeprefix(f"{HOST}:")).is_file():
         settings["model.args.bottleneck_stride"] = "3x3"  # timm's; a file has those of the model as it is, or is told
     return settings
+
+
+def weights_folder(init: str) -> str:
+    """The folder of weights that come with the package, where `init` is their name; else `init`."""
+    return str(released_folder(init)) if init in released() else init
 
 
 def host_weights(init: str, model: str) -> StateDict:

@@ -24,14 +24,17 @@ Depth, smoothing  No stochastic depth below 80 epochs. Labels smoothed by 0.1, w
                   the weights: the rate ends at zero.
 Other pictures    Of 16 bits or floats: no RandAugment, since deeper values are often measured ones. The number of
                   classes decides nothing.
-From weights      A tenth of the rate, falling by 0.75 from layer to layer; augmentation and mixing by the length, as
-                  from scratch, since a long run on few pictures learns them by heart.
+Weights           Where nobody says how to begin, and pictures are fewer than 50,000, vt_resnet_nano begins with the
+                  weights that come with it, unless these know most of the classes. Nano models take the rates of a
+                  beginning at random: their weights are from small pictures of few kinds. Larger ones take a tenth,
+                  falling by 0.75 from layer to layer. Augmentation and mixing by the length, as from scratch, since a
+                  long run on few pictures learns them by heart.
 Masks             vt_resnet_mini, on a CPU vt_resnet_nano with a narrow FPN. The largest window, up to 512 pixels, of
-                  which 4,000 can be seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk,
-                  a tenth from weights, with stronger changes of colour), an average of the weights over some 25 steps
-                  of batches. Cross-entropy and dice, to which rare classes are as dear as common ones. A GPU with time
-                  for 16,000 windows shows small pictures that are alike in size 1.5 times as large: thin things fall
-                  between strides of 4.
+                  which 4,000 can be seen; batches of 8 (a GPU: 32), AdamW at 2e-3 (5e-4 without a convolutional trunk;
+                  a tenth from weights, as above; with stronger changes of colour from those that were asked for), an
+                  average of the weights over some 25 steps of batches. Cross-entropy and dice, to which rare classes
+                  are as dear as common ones. A GPU with time for 16,000 windows shows small pictures that are alike in
+                  size 1.5 times as large: thin things fall between strides of 4.
 Boxes             Likewise: the largest side, up to 800, of which 1,500 pictures can be seen; batches of 4 (16), 1e-3.
                   What masks and boxes cost was estimated from a few trainings, not fitted.
 """
@@ -77,11 +80,16 @@ class Situation:
     epochs: float  # that were asked for; 0: nobody did
     model: str  # that was asked for; "" where none was
     size: int  # likewise, or 0
-    weights: bool  # whether it begins with trained ones
+    weights: bool  # whether it was asked to begin with trained ones
+    packaged: tuple[str, ...] = ()  # names of those that come with Weft, where it may begin with them
 
     @property
     def time(self) -> float:
         return self.seconds or USUAL_SECONDS[self.device]
+
+    def is_gentle(self, model: str) -> bool:
+        """Whether what the weights of a model know is worth more than what can be learnt: not those of nano models."""
+        return self.weights and "nano" not in model
 
     def seen(self, speed: float) -> float:
         """Pictures that a run sees which trains on so many a second; with repetition."""
@@ -103,7 +111,8 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     if not now.epochs:
         settings["run.epochs"] = max(1, round(epochs))
     model = chosen.get("model.name", now.model)
-    decide = finetune_settings if now.weights else scratch_settings
+    settings |= _packaged(now, model)
+    decide = finetune_settings if now.is_gentle(model) else scratch_settings
     settings |= decide(epochs, seen, batch, model)
     settings["run.val_epochs"] = _validated(epochs)
     if epochs < LIGHT and now.side <= SMALL_SIDE:
@@ -111,6 +120,12 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
     if now.depth != 8:
         settings.pop("augment.policy", None)  # deeper values are often measured ones, which colours would change
     return settings, why + _reasons(now, settings, epochs, speed)
+
+
+def _packaged(now: Situation, model: str) -> Settings:
+    """The weights that come with Weft for this model, where it begins with those."""
+    fitting = [name for name in now.packaged if name.partition(".")[0] == model]
+    return {"model.init": fitting[0]} if fitting and now.pictures < FEW else {}
 
 
 def scratch_settings(epochs: float, seen: float, batch: int, model: str) -> Settings:
@@ -258,7 +273,9 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     if on_cpu:
         settings |= {f"model.head_args.{name}": value for name, value in small_head.items()}
     model = now.model or settings.get("model.name", "")
-    rate = (rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4) / (10 if now.weights else 1)
+    settings |= _packaged(now, model)
+    rate = rule.rate if model.startswith(CONVOLUTIONAL) else rule.rate / 4
+    rate /= 10 if now.is_gentle(model) else 1
     batch = rule.batch if on_cpu else 4 * rule.batch
     average = min(max(0.9, round(1 - 25 * batch / seen, 4)), 0.9999)
     settings |= {**_schedule(rate, epochs), "augment.img_size": size, "run.batch": batch, "run.ema": average}
@@ -273,7 +290,7 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     ]
     if not now.model:
         why.append(f"model {model}" + " under a narrow head: for a CPU" * on_cpu)
-    return settings, why + _lost_from_scratch(now)
+    return settings, why + _why_begun(now, settings)
 
 
 def _speed(now: Situation, each: float, pixel: float, size: int) -> float:
@@ -302,7 +319,7 @@ def _choose(now: Situation) -> tuple[Settings, float, list[str]]:
     rows = [row for row in measured() if row.kind == kind and now.model in ("", row.model)]
     rows = [row.at(now.size or (now.side if kind == SMALL else row.size)) for row in rows]
     row = best(rows, now.device, now.pace, now.time, now.epochs * now.pictures)
-    if row is None or (now.weights and now.model):
+    if row is None or (now.model and now.is_gentle(now.model)):
         return _size_of_other(now)
     chosen: Settings = {} if now.model else {"model.name": row.model}
     chosen |= {f"model.args.{name}": value for name, value in row.args.items()}
@@ -329,7 +346,9 @@ def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     if now.size or now.side <= SMALL_SIDE:
         return {}, speed, []
     seen = {size: now.time * speed * (own / size) ** 2 for size in SIZES if size <= own}
-    least = LEAST_TUNED if now.weights else SIZES[-1]  # weights know objects of the size that they were trained with
+    least = (
+        LEAST_TUNED if now.is_gentle(now.model) else SIZES[-1]
+    )  # weights know objects of the size that they were trained with
     size = next((size for size in seen if seen[size] >= LEAST_SEEN or size <= least), least)
     if size == own:
         return {}, speed, []
@@ -346,18 +365,21 @@ def _length(now: Situation, epochs: float) -> str:
 
 def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) -> list[str]:
     strength = "light augmentation" if epochs < MIXES else "strong augmentation, mixing until the last third"
-    start = "weights to start from" if now.weights else "from scratch"
+    start = "weights to start from" if now.weights or "model.init" in settings else "from scratch"
     why = [f"recipe auto: {start}, {_length(now, epochs)}: {strength}"]
     if not (now.epochs or now.seconds):
         minutes = epochs * now.pictures / speed / 60
         told = f"epochs {settings['run.epochs']}: some {minutes:.0f} minutes here"
         why.append(f"{told}; --minutes or --epochs say otherwise")
-    return why + _lost_from_scratch(now)
+    return why + _why_begun(now, settings)
 
 
-def _lost_from_scratch(now: Situation) -> list[str]:
-    """Says what few photographs lose that do not begin with weights of a million others."""
+def _why_begun(now: Situation, settings: Settings) -> list[str]:
+    """Says how a run begins that was not told, and what few photographs lose without weights of a million others."""
+    begun = settings.get("model.init")
+    why = [f"begins with {begun}, which comes with Weft; --init scratch begins at random"] if begun else []
     if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW:
-        return []
-    told = "from scratch: --init pretrained downloads 80 MB once and usually brings far more"
-    return [f"{told} from {now.pictures:,} pictures"]
+        return why
+    start = "these weights are small" if begun else "from scratch"
+    told = f"{start}: --init pretrained downloads 80 MB once and usually brings far more"
+    return [*why, f"{told} from {now.pictures:,} pictures"]

@@ -1,9 +1,11 @@
 """Weights that come with the package: folders of models, which timm finds by a tag of their architecture.
 
 `released/NAME.TAG` has the weights of `timm.create_model("NAME.TAG", pretrained=True)`, what `weft.load` needs, and a
-card. `python -m tools.release` makes such a folder from a run.
+card. `python -m tools.release` makes such a folder from a run. From those that have seen things of many kinds in
+colour, trainings on other pictures may begin.
 """
 
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,8 @@ from timm.models import DefaultCfg, PretrainedCfg
 from weft.documents import read_json
 
 FOLDER = Path(__file__).with_name("released")
+OF_MANY_KINDS = "weft_cifar10"  # the tag of weights to begin with
+SHARED = 0.5  # of the classes of a set from which on its pictures may be those that the weights have learned from
 OF_A_TRAINING = ("num_classes", "in_chans", "img_size", "drop_path_rate", "drop_rate", "proj_drop_rate")
 OF_A_FILE = {field.name for field in fields(PretrainedCfg)} - {"url", "hf_hub_id", "hf_hub_filename", "source", "file"}
 
@@ -26,6 +30,20 @@ def released() -> tuple[str, ...]:
 
 def released_folder(name: str) -> Path:
     return FOLDER / name
+
+
+def packaged_weights(classes: Iterable[str]) -> tuple[str, ...]:
+    """The names of weights from which a training on pictures of these classes may begin.
+
+    None that know most of the classes by name: the pictures that are to judge may be among those they learned from.
+    """
+    wanted = [label.lower() for label in classes]
+
+    def are_new(name: str) -> bool:
+        known = {label.lower() for label in read_json(released_folder(name) / "config.json")["label_names"]}
+        return sum(label in known for label in wanted) <= SHARED * len(wanted)
+
+    return tuple(name for name in released() if name.endswith(f".{OF_MANY_KINDS}") and are_new(name))
 
 
 def add_released(default_cfgs: dict[str, DefaultCfg]) -> None:
