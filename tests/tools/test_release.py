@@ -19,11 +19,13 @@ from tests.helpers.places import ROOT
 from tests.helpers.small_runs import TINY, make_pictures
 from tools.release import MOST, release
 from tools.release import card as card_of
+from weft.cli.train import DEMO_INIT, DEMOS
 from weft.data.demo import fashion_mnist
 from weft.errors import WeftError
 from weft.models import variants
 from weft.models.weights import release as mechanism
 from weft.models.weights.release import FOLDER, add_released, released
+from weft.run.recipes import find_recipe
 
 ALL_OF_THEM = 12_000_000  # bytes
 
@@ -83,6 +85,12 @@ CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 def test_trainings_on_other_pictures_begin_with_weights_of_many_kinds(classes, begins):
     found = mechanism.packaged_weights(classes)
     assert found == (("vt_resnet_nano.weft_cifar10",) if begins else ())
+
+
+@pytest.mark.parametrize("demo", DEMOS.values(), ids=[*DEMOS])
+def test_demos_begin_with_weights_of_their_model(demo):
+    assert DEMO_INIT in released()
+    assert find_recipe(demo.recipe)["model.name"] == DEMO_INIT.partition(".")[0]
 
 
 @pytest.mark.parametrize("name", released())
