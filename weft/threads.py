@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-USUAL_THREADS = torch.get_num_threads()  # as torch found the machine, before anybody chose another number
-
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:

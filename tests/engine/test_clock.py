@@ -37,6 +37,8 @@ def make_run(minutes: float, total: int, hand: Hand, said: list[str], averaged: 
         event=said.append,
         model=1,
         best_model=2 if averaged else 1,
+        usual_threads=2,
+        compute_with=lambda threads: setattr(progress, "threads", threads),
     )
 
 
@@ -69,8 +71,8 @@ def test_a_run_ends_with_its_minutes_whatever_the_trial_said(monkeypatch, factor
 
 def test_a_machine_that_collapses_is_told_and_the_time_kept(monkeypatch):
     hand, said = Hand(monkeypatch), []
-    monkeypatch.setattr(threads, "USUAL_THREADS", 1)  # so that there are no fewer
     run = make_run(minutes=5, total=280, hand=hand, said=said)
+    run.usual_threads = 1  # so that there are no fewer
     walk(run, hand, lambda step: 1.0 if step < 60 else 4.0)
     assert run.elapsed() < 300 * 1.05
     (line,) = said
@@ -88,11 +90,12 @@ def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked):
     def busy():
         return 60 <= run.progress.step < 150
 
-    monkeypatch.setattr(threads, "USUAL_THREADS", 2)
     monkeypatch.setattr(threads, "choose_threads", lambda usual: 1 if busy() else usual)
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(
+        run, "compute_with", lambda count: used.append(count) or setattr(run.progress, "threads", count)
+    )
     walk(run, hand, lambda step: 2.0 if busy() and not run.progress.threads else 1.0)
-    assert used == ([] if asked else [1, 2])
+    assert used == ([] if asked else [1, 0])
     assert run.progress.threads == 0
     assert [line.split(" threads")[0] for line in said] == ([] if asked else ["1", "2"])
 

@@ -9,10 +9,11 @@ from tests.helpers.small_runs import make_pictures, tiny_run
 from weft.config import RunConfig, read_yaml
 from weft.data import early
 from weft.engine import threads
+from weft.engine.start import RunStart
 from weft.engine.state import read_header
-from weft.engine.threads import compute_with
 from weft.run import start
 from weft.run.choose import fill
+from weft.run.resume import resume_run
 
 
 @pytest.fixture(scope="module")
@@ -43,31 +44,23 @@ def test_nobody_decodes_while_the_machine_is_measured(pictures, tmp_path, monkey
 
 
 def test_fewer_threads_are_kept_over_a_stop_and_not_asked_for(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "USUAL_THREADS", 2)
-    monkeypatch.setattr(threads, "choose_threads", lambda usual: 1)
+    monkeypatch.setattr(threads, "choose_threads", lambda usual: usual - 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    used = []
-    monkeypatch.setattr(threads.torch, "set_num_threads", used.append)
+    torch.set_num_threads(3)
     run = tiny_run(pictures, tmp_path / "run", epochs=1, run__report=False)
-    assert used == [1]
-    assert read_header(run.folder)["progress"].threads == 1
+    assert torch.get_num_threads() == 2
+    assert read_header(run.folder)["progress"].threads == 2
     assert read_yaml(run.folder / "config.yaml")["run.threads"] == 0  # nobody asked for them
-    start.resume_run(run.folder, {}, allow_changes=False, quiet=True, start=start.RunStart())
-    assert used == [1, 1]
+    torch.set_num_threads(3)
+    resume_run(run.folder, {}, allow_changes=False, quiet=True, start=RunStart())
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("asked", "variable", "usual"), [(2, None, 2), (0, "2", 2), (0, None, 1)])
 def test_nobody_tries_where_there_is_no_choice(monkeypatch, asked, variable, usual):
-    monkeypatch.setattr(threads, "USUAL_THREADS", usual)
     monkeypatch.setattr(threads, "choose_threads", lambda usual: pytest.fail("tried"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    assert threads.fewer_threads(RunConfig(threads=asked), torch.device("cpu")) == 0
-    assert threads.fewer_threads(RunConfig(), torch.device("cuda")) == 0
-
-
-def test_none_stands_for_the_usual_number(monkeypatch):
-    monkeypatch.setattr(threads, "USUAL_THREADS", 1)
-    compute_with(0)
-    assert torch.get_num_threads() == 1
+    assert threads.fewer_threads(RunConfig(threads=asked), torch.device("cpu"), usual) == 0
+    assert threads.fewer_threads(RunConfig(), torch.device("cuda"), 2) == 0

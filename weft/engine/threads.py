@@ -11,22 +11,16 @@ import torch
 from weft.catalog.pace import choose_threads
 from weft.config import RunConfig
 from weft.engine.training_run import TrainingRun
-from weft.threads import USUAL_THREADS
 
 SLOWER = 1.5  # times as long as steps have taken: the usual threads are tried next to fewer
 
 
-def fewer_threads(run: RunConfig, device: torch.device) -> int:
+def fewer_threads(run: RunConfig, device: torch.device, usual: int) -> int:
     """Threads that are faster than the usual number; 0 where none are, or where somebody has said how many."""
-    if device.type != "cpu" or run.threads or "OMP_NUM_THREADS" in os.environ or USUAL_THREADS == 1:
+    if device.type != "cpu" or run.threads or "OMP_NUM_THREADS" in os.environ or usual == 1:
         return 0
-    threads = choose_threads(USUAL_THREADS)
-    return threads if threads < USUAL_THREADS else 0
-
-
-def compute_with(threads: int) -> None:
-    """So many threads from here on; 0: the usual number."""
-    torch.set_num_threads(threads or USUAL_THREADS)
+    threads = choose_threads(usual)
+    return threads if threads < usual else 0
 
 
 def choose_again(run: TrainingRun, slower: float) -> None:
@@ -34,10 +28,9 @@ def choose_again(run: TrainingRun, slower: float) -> None:
     before = run.progress.threads
     if run.world.size > 1 or not (before or slower > SLOWER):
         return
-    threads = fewer_threads(run.config.run, run.world.device)
+    threads = fewer_threads(run.config.run, run.world.device, run.usual_threads)
     if threads == before:
         return
-    compute_with(threads)
-    run.progress.threads = threads
+    run.compute_with(threads)
     why = "more wait for each other, another job seems to use this machine" if threads else "the machine is free again"
-    run.event(f"{threads or USUAL_THREADS} threads from here on: {why}")
+    run.event(f"{threads or run.usual_threads} threads from here on: {why}")

@@ -51,6 +51,7 @@ class TrainingRun:
     rewind_log: Callable[[], object] = lambda: None  # to `progress`
     rehearsed: tuple[int, int] = (0, 0)  # pictures of the pass that named the kernels, and bytes that it took
     start: RunStart | None = None  # until the first step is done
+    usual_threads: int = field(default_factory=torch.get_num_threads)  # of this process, where fewer are not faster
 
     def __post_init__(self) -> None:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.dtype == torch.float16)
@@ -71,6 +72,11 @@ class TrainingRun:
         """Has matrix products run in another type from here on; resumed runs go on in it."""
         self.dtype = self.task.dtype = dtype
         self.progress.bf16 = dtype == torch.bfloat16
+
+    def compute_with(self, threads: int) -> None:
+        """Computes with so many threads from here on, 0: the usual number; resumed runs go on with them."""
+        torch.set_num_threads(threads or self.usual_threads)
+        self.progress.threads = threads
 
     def elapsed(self) -> float:
         """Seconds of work in this run, in all its sessions."""

@@ -37,7 +37,6 @@ from weft.engine.recovery import heed_lack_of_memory
 from weft.engine.start import RunStart, side_by_side
 from weft.engine.state import DISK_FULL, RunProgress, save_error
 from weft.engine.step_report import TrainingStopped
-from weft.engine.threads import compute_with
 from weft.engine.time_budget import fit_into_time
 from weft.engine.training_run import TrainingRun
 from weft.errors import WeftError
@@ -158,7 +157,7 @@ class RunSession:
         if trainer.progress.bf16 and self.world.device.type == "cpu" and self.config.run.precision == "auto":
             trainer.run.compute_in(torch.bfloat16)
         if trainer.progress.threads and not self.config.run.threads:
-            compute_with(trainer.progress.threads)
+            trainer.run.compute_with(trainer.progress.threads)
         if {"run.epochs", "run.steps"} & {*changed}:
             trainer.progress.total_steps = planned
         heed_lack_of_memory(trainer.run)

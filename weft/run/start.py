@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.config import Config, override, read_yaml
 from weft.documents import read_json
 from weft.engine.device import World, process_group
@@ -13,7 +15,7 @@ from weft.engine.lock import STATE, forget_start
 from weft.engine.log import Screen
 from weft.engine.optim import scale_schedule
 from weft.engine.start import RunStart
-from weft.engine.threads import compute_with, fewer_threads
+from weft.engine.threads import fewer_threads
 from weft.errors import WeftError
 from weft.models.registry import check_name
 from weft.models.weights.former import former_args
@@ -26,7 +28,7 @@ from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
 from weft.run.resume import resume_run
 from weft.run.session import RunSession, locked_by_main
-from weft.threads import USUAL_THREADS
+from weft.threads import torch_threads
 
 
 def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +65,8 @@ def start_run(
             threads, elapsed = choose_threads(first, world, say), start.seconds()
             if recipe == AUTO or not (recipe or config):
                 asked = {*file, *given}
-                rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
+                with torch_threads(threads or torch.get_num_threads()):
+                    rule, why = world.on_main(lambda: auto_settings(first, asked, data, world.device, elapsed))
                 settings = {**rule, **file, **given}
                 for line in why:
                     say(line)
@@ -86,7 +89,8 @@ def start_run(
                     lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
                 )
                 session = RunSession(folder, full, world, data, preprocessing, quiet, start)
-                session.trainer.progress.threads = threads
+                if threads:
+                    session.trainer.run.compute_with(threads)
                 session.prepare_new()
             return session.train()
 
@@ -121,12 +125,12 @@ def forgotten_if_it_fails(folder: Path, world: World, keep: bool) -> Iterator[No
 
 
 def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> int:
-    """Fewer threads than usual, where these compute faster, with which this process computes from now on; or 0."""
-    threads = world.on_main(lambda: fewer_threads(config.run, world.device))
+    """Fewer threads than usual, where these compute faster; or 0."""
+    usual = torch.get_num_threads()
+    threads = world.on_main(lambda: fewer_threads(config.run, world.device, usual))
     if threads:
-        compute_with(threads)
         why = "more would wait for each other; another job seems to use this machine"
-        say(f"{threads} of {USUAL_THREADS} threads: {why}")
+        say(f"{threads} of {usual} threads: {why}")
     return threads
 
 
