@@ -73,6 +73,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=0, help="cells at once; 0: one for each GPU")
     parser.add_argument("--minutes", type=float, default=0, help="end all after so long; 0: when all is done")
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--beside", default="", help="what else the machine does meanwhile: its seconds tell nothing then"
+    )
     args = parser.parse_args()
     design = read_design()
     rows = [row for folder in {RESULTS, args.out} for row in read_rows(folder)]
@@ -125,6 +128,7 @@ def finished(design: Design, rows: Iterable[Mapping[str, Any]], machine: str, se
 def identify(design: Design, place: Place, args: argparse.Namespace) -> dict[str, Any]:
     """What each row begins with: which training, where, with what and when."""
     today = {"versions": versions(), "date": date.today().isoformat(), "call": CALL}
+    today |= {"beside": args.beside} if args.beside else {}
     return {"key": design.key(place), **vars(place), "device": machine(args.device), **today}
 
 

@@ -319,8 +319,7 @@ def table(study: Study, results: Results) -> Iterator[list[str]]:
             found = results.get((study.name, row.name, part), {})
             place = [study.name, row.name, f"{part * row.fraction:.0%}"]
             for machine, kept in by_machine(found).items():
-                first, (seconds, _) = kept[0], mean_sd([one["seconds"] for one in kept])
-                beside = max(one["jobs"] for one in kept)
+                first = kept[0]
                 memory = max(one["memory"] for one in kept)
                 yield [
                     *place,
@@ -329,7 +328,7 @@ def table(study: Study, results: Results) -> Iterator[list[str]]:
                     f"{first['steps']:,}",
                     f"{first['parameters'] / 1e6:.2f} M",
                     f"{first['macs'] / 1e9:.3f} G",
-                    f"{seconds:.0f}" + (f", {beside} at once" if beside > 1 else ""),
+                    seconds_of(kept),
                     f"{memory / 2**30:.1f} GiB" if memory else DASH,
                     f"{machine}, {first['date']}",
                 ]
@@ -337,6 +336,15 @@ def table(study: Study, results: Results) -> Iterator[list[str]]:
                 if "error" in kept:
                     said = f"seed {seed} failed: {kept['error']}".replace("|", "\\|")
                     yield [*place, said, *[DASH] * 6, f"{machine}, {kept['date']}"]
+
+
+def seconds_of(kept: Sequence[Kept]) -> str:
+    """The mean of equal trainings; none where the machine did other things meanwhile."""
+    if others := sorted({one["beside"] for one in kept if one.get("beside")}):
+        return f"beside {' and '.join(others)}"
+    seconds, _ = mean_sd([one["seconds"] for one in kept])
+    at_once = max(one["jobs"] for one in kept)
+    return f"{seconds:.0f}" + (f", {at_once} at once" if at_once > 1 else "")
 
 
 REPEAT = """```

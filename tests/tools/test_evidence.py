@@ -12,7 +12,21 @@ import pytest
 import scipy.stats
 
 from tools import evidence  # puts benchmarks/ on the path
-from tools.evidence import FAILS, HOLDS, NOT_RUN, OPEN, PARTLY, Finding, gather, judge, say, sizes, verdict, write_page
+from tools.evidence import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    OPEN,
+    PARTLY,
+    Finding,
+    gather,
+    judge,
+    say,
+    seconds_of,
+    sizes,
+    verdict,
+    write_page,
+)
 from weft.config import Config, override
 from weft.engine.state import versions
 from weft.run.recipes import find_recipe
@@ -204,7 +218,8 @@ def test_a_training_counts_in_all_studies_that_have_it(design):
 
 
 def options(**more):
-    return argparse.Namespace(**{"seeds": 3, "device": "cpu", "work": Path("work"), "data": Path("data"), **more})
+    usual = dict(seeds=3, device="cpu", work=Path("work"), data=Path("data"), beside="")
+    return argparse.Namespace(**{**usual, **more})
 
 
 def test_what_one_machine_has_of_all_rows_is_not_trained_on_another(design):
@@ -414,6 +429,18 @@ def test_a_page_says_what_the_files_say(design, tmp_path):
     assert f"![Accuracy against the part of the training pictures: 1% on {CPU}; 100% on {GPU}]" in page
     assert {file.stem for file in tmp_path.glob("*.svg")} == {"evidence-data", "evidence-seconds"}
     assert "E7: CETNet is a better backbone" in page
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([dict(seconds=10.0, jobs=1), dict(seconds=20.0, jobs=1)], "15"),
+        ([dict(seconds=10.0, jobs=2)], "10, 2 at once"),
+        ([dict(seconds=10.0, jobs=2), dict(seconds=900.0, jobs=2, beside="tests")], "beside tests"),
+    ],
+)
+def test_seconds_are_told_where_nothing_else_ran(rows, told):
+    assert seconds_of(rows) == told
 
 
 def test_seconds_are_pictures_over_the_pace_alone(design):
