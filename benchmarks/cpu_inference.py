@@ -23,6 +23,7 @@ import transformers
 from torch import nn
 
 import weft
+from weft.report.run import processor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests belong to the repository, not to the package
 from tests.helpers.published import OfficialCeiT
@@ -110,16 +111,8 @@ def measure(models: dict[str, nn.Module], pictures: torch.Tensor, rounds: int) -
 
 
 def machine() -> dict[str, str | int]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in cpu_info() if line.startswith("model name")), platform.processor()
-    )
     versions = {"torch": torch.__version__, "timm": timm.__version__, "transformers": transformers.__version__}
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
-
-
-def cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
+    return {"cpu": processor(), "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
 
 
 if __name__ == "__main__":

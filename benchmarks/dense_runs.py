@@ -14,7 +14,6 @@ Rows run several at a time (`--together`), each in a process of its own, so thei
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from datetime import date
 from pathlib import Path
 
 import torch
+
+from weft.report.run import processor
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.together) as pool:
         results = list(pool.map(lambda row: train_and_test(row, args), rows))
     if args.out:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
         facts = {
             "set": args.set,
             "minutes": args.minutes,

@@ -8,7 +8,6 @@ warm-up, bf16 on a GPU. Peak memory is that of the training step. MACs are those
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from datetime import date
@@ -23,6 +22,7 @@ from weft.config import Config, override
 from weft.data.preprocessing import Preprocessing
 from weft.engine.optim import make_optimizer
 from weft.heads.folder import DenseSpec, build_dense
+from weft.report.run import processor
 from weft.tasks.registry import make_task
 from weft.tasks.task import TaskFacts
 
@@ -53,7 +53,7 @@ def main() -> None:
             flush=True,
         )
     if args.out:
-        name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
+        name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
         facts = {"device": name, "torch": torch.__version__, "date": date.today().isoformat()}
         path = args.out / f"dense_speed-{date.today().isoformat()}.json"
         path.write_text(json.dumps({**facts, "rows": rows}, indent=2) + "\n")

@@ -33,6 +33,7 @@ from weft.errors import WeftError
 from weft.export.classify import ClassifyForm
 from weft.export.graph import OnnxFile, write_onnx
 from weft.export.quantise import quantise
+from weft.report.run import processor
 from weft.run.predictor import Predictor, timms_preprocessing
 from weft.tasks.registry import make_task
 from weft.tasks.task import TaskFacts
@@ -134,12 +135,10 @@ def points(run: str, folder: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(": ")[1] for line in lines if "model name" in line), platform.processor())
     versions = {"torch": torch.__version__, "timm": timm.__version__, "onnxruntime": onnxruntime.__version__}
     busy = round(os.getloadavg()[0], 1)  # others that compute at the same time slow torch down more than the files
     return {
-        "cpu": cpu.strip(),
+        "cpu": processor(),
         "load": busy,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -43,6 +43,7 @@ from weft.data.read import MAX_PIXELS
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.open import open_source
 from weft.data.targets import LABELS
+from weft.report.run import processor
 
 BATCH = 64
 STEP = 0.5  # seconds that a step computes
@@ -228,11 +229,8 @@ def measure(epochs: dict[str, Callable[[], Iterable[torch.Tensor]]], rounds: int
 
 
 def machine() -> dict[str, str]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
     versions = {"torch": torch.__version__, "timm": timm.__version__, "pillow": PIL.__version__}
-    return {"cpu": cpu, "python": platform.python_version(), **versions}
+    return {"cpu": processor(), "python": platform.python_version(), **versions}
 
 
 if __name__ == "__main__":

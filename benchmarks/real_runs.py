@@ -8,7 +8,6 @@ DATA is anything `weft train` takes. `--cifar FOLDER` first makes shards of the 
 import argparse
 import io
 import json
-import platform
 import tarfile
 import tempfile
 import time
@@ -20,6 +19,7 @@ import torch
 from PIL import Image
 
 import weft
+from weft.report.run import processor
 
 FAMILIES = ["ceit_nano", "vitae_nano", "vt_resnet_nano", "cvt_nano", "cetnet_nano"]
 
@@ -53,7 +53,7 @@ def main() -> None:
                 flush=True,
             )
     if args.out:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
         facts = {"data": Path(args.data).name, "recipe": args.recipe, "minutes": args.minutes, "settings": args.set}
         facts |= {"device": device, "torch": torch.__version__, "date": date.today().isoformat()}
         name = f"real_runs-{Path(args.data).name}-{date.today().isoformat()}.json"

@@ -11,7 +11,6 @@ they do not add up. The quick check is measured once more by itself.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -128,8 +127,10 @@ def print_table(runs: dict[str, dict]) -> None:
 def machine() -> dict[str, str]:
     import torch
 
+    from weft.report.run import processor
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"device": device, "processor": platform.processor() or platform.machine(), "torch": torch.__version__}
+    return {"device": device, "processor": processor(), "torch": torch.__version__}
 
 
 if __name__ == "__main__":

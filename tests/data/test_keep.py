@@ -122,6 +122,13 @@ def test_room_is_a_part_of_what_is_free(monkeypatch):
     texts["/sys/fs/cgroup/memory.current"] = ["200000"]
     monkeypatch.setattr(memory, "_lines", lambda path: texts.get(path, []))
     assert free_host_memory() == 500_000  # the container's limit, less what is used
+    texts["/sys/fs/cgroup/memory.stat"] = ["anon 5", "inactive_file 150000", "workingset_activate_inactive_file 9"]
+    assert free_host_memory() == 650_000  # ... but for files that are only kept in case
+    former = "/sys/fs/cgroup/memory"
+    texts |= {f"{former}/memory.limit_in_bytes": ["400000"], f"{former}/memory.usage_in_bytes": ["300000"]}
+    texts[f"{former}/memory.stat"] = ["inactive_file 7", "total_inactive_file 50000"]
+    assert free_host_memory() == 150_000
+    texts[f"{former}/memory.limit_in_bytes"] = [str(2**63 - 4096)]  # none
     texts["/sys/fs/cgroup/memory.max"] = ["max"]
     assert free_host_memory() == 1_024_000
 

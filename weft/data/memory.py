@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+CGROUPS = (  # of a container, in both versions: folder, limit, what is used, and what of that are files
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 SHARE = 0.25  # of the memory that is free: the rest is the model's, and others'
 
 
@@ -17,9 +21,12 @@ def free_host_memory() -> int:
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             free.append(1024 * int(line.split()[1]))
-    limit, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
-    if limit.isdigit() and used.isdigit():
-        free.append(int(limit) - int(used))
+    for folder, limit_file, used_file, cache in CGROUPS:
+        limit, used = (next(iter(_lines(f"{folder}/{name}")), "") for name in (limit_file, used_file))
+        if limit.isdigit() and used.isdigit():
+            # Files that were read and not looked at again go as soon as a program wants their memory.
+            given_back = (line.split()[1] for line in _lines(f"{folder}/memory.stat") if line.startswith(f"{cache} "))
+            free.append(int(limit) - int(used) + sum(map(int, given_back)))
     if not free and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(free, default=0))
