@@ -75,12 +75,15 @@ def test_pixels_are_those_of_the_files(source, channels):
 
 
 def test_processes_rest_while_somebody_measures(source, monkeypatch):
-    monkeypatch.setattr(
-        early.EarlyPixels, "_decode", lambda self, index: (time.sleep(0.003), self.done.__setitem__(index, 1))
-    )
+    def decode_slowly(self, index):
+        time.sleep(0.02)
+        self.done[index] = True
+
+    monkeypatch.setattr(early.EarlyPixels, "_decode", decode_slowly)
     found = decode_early(source, 3, 10**8)
     assert found is not None
     with found.rest():
+        time.sleep(0.05)  # for the pictures that are being decoded, however busy the machine is
         before = found.done.sum()
         time.sleep(0.1)
         assert found.done.sum() == before < len(source)
@@ -171,11 +174,7 @@ def test_processes_may_be_nobodys_business(source, end):
 
 
 def test_what_nobody_wants_is_given_up(source, monkeypatch):
-    def decode_slowly(self, index):
-        time.sleep(0.003)
-        self.done[index] = True
-
-    monkeypatch.setattr(early.EarlyPixels, "_decode", decode_slowly)
+    monkeypatch.setattr(early.EarlyPixels, "_decode", lambda self, index: time.sleep(600))
     found = decode_early(source, 3, 10**8)
     assert found is not None
     processes = {*found.processes}

@@ -38,6 +38,7 @@ def make_run(minutes: float, total: int, hand: Hand, said: list[str], averaged: 
         model=1,
         best_model=2 if averaged else 1,
         usual_threads=2,
+        step_seconds=float("inf"),
         compute_with=lambda threads: setattr(progress, "threads", threads),
     )
 
@@ -80,15 +81,20 @@ def test_a_machine_that_collapses_is_told_and_the_time_kept(monkeypatch):
     assert COLLAPSE < 4
 
 
+@pytest.mark.parametrize("begin", [5, 60])
 @pytest.mark.parametrize("asked", [0, 2])
-def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked):
-    """The other job comes at step 60 of some 280, and goes at step 150; nobody chooses where threads were asked for."""
+def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked, begin):
+    """The other job comes at step `begin` of some 280, goes at step 150; nobody chooses where threads were asked for.
+
+    At step 5 there was no mark yet: what steps take without the other job is known from the trial.
+    """
     hand, said, used = Hand(monkeypatch), [], []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     run = make_run(minutes=5, total=280, hand=hand, said=said)
-    run.config = override(run.config, {"run.threads": asked})
+    run.config, run.step_seconds = override(run.config, {"run.threads": asked}), 1.0
 
     def busy():
-        return 60 <= run.progress.step < 150
+        return begin <= run.progress.step < 150
 
     monkeypatch.setattr(threads, "choose_threads", lambda usual: 1 if busy() else usual)
     monkeypatch.setattr(
@@ -98,6 +104,7 @@ def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked):
     assert used == ([] if asked else [1, 0])
     assert run.progress.threads == 0
     assert [line.split(" threads")[0] for line in said] == ([] if asked else ["1", "2"])
+    assert run.elapsed() == pytest.approx(PLANNED * 300, rel=0.04)
 
 
 def test_small_changes_leave_the_plan_alone(monkeypatch):

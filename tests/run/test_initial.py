@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
@@ -102,18 +103,50 @@ def test_weights_that_come_with_weft_are_found_by_name():
     assert torch.equal(state[key], stored["resnet.layer1.0.conv1.weight"].float())
 
 
-def test_a_run_begins_with_them_where_nobody_says_otherwise(tmp_path, capsys):
-    pictures = make_pictures(tmp_path / "pictures", side=32)
-    found = {}
-    for said in ({}, {"init": "scratch"}, {"model__args": {"num_tokens": 8}}, {"recipe": "quick"}):
-        settings = dict(recipe="auto", epochs=1, batch=0, model="vt_resnet_nano", device="cpu", run__report=False)
-        out = tmp_path / "-".join(["run", *said])
-        weft.train(pictures, out=out, **{**settings, **said})
-        found["-".join(said)] = read_yaml(out / "config.yaml")["model.init"]
-        told = "begins with vt_resnet_nano.weft_cifar10, which comes with Weft" in capsys.readouterr().out
-        assert told == (not said)
-    assert found == {"": "vt_resnet_nano.weft_cifar10", "init": "", "model__args": "", "recipe": ""}
-    assert read_preprocessing(str(tmp_path / "run")).mean == pytest.approx((0.485, 0.456, 0.406))
+NAMED = "vt_resnet_nano.weft_cifar10"
+NOBODY_SAID = dict(recipe="auto", epochs=1, batch=0, model="vt_resnet_nano", device="cpu", run__report=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "begins"),
+    [
+        ({}, NAMED),
+        ({"init": "scratch"}, ""),
+        ({"config": "model: {init: scratch}"}, ""),
+        ({"model__args": {"num_tokens": 8}}, ""),
+        ({"model__args": {"stem_stride": 2}}, NAMED),
+        ({"model__args__stem_stride": 2}, NAMED),
+        ({"recipe": "quick"}, ""),
+    ],
+    ids=str,
+)
+def test_a_run_begins_with_them_where_nobody_says_otherwise(tmp_path, capsys, said, begins):
+    pictures = make_pictures(tmp_path / "pictures", side=32, each=5)
+    if "config" in said:
+        (tmp_path / "mine.yaml").write_text(said["config"])
+        said = {"config": tmp_path / "mine.yaml"}
+    weft.train(pictures, out=tmp_path / "run", **{**NOBODY_SAID, **said})
+    assert read_yaml(tmp_path / "run" / "config.yaml")["model.init"] == begins
+    assert (f"begins with {NAMED}, which comes with Weft" in capsys.readouterr().out) == bool(begins)
+
+
+def test_pictures_are_normalised_as_those_of_the_weights_only_where_they_are_alike(tmp_path):
+    """Photographs of 8 bits have the deviations of the weights, other channels and deeper values their own."""
+    own = {}
+    for name, kind in (("colour", np.uint8), ("deep", np.float32)):
+        for label in range(2):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            for number in range(4):
+                values = np.random.default_rng(number).uniform(0, 250, (32, 32, 3)).astype(kind)
+                np.save(tmp_path / name / str(label) / f"{number}.npy", values)
+        run = tmp_path / f"run-{name}"
+        weft.train(tmp_path / name, out=run, **NOBODY_SAID)
+        assert read_yaml(run / "config.yaml")["model.init"] == NAMED
+        found = read_preprocessing(str(run))
+        assert found is not None
+        own[name] = found.mean
+    assert own["colour"] == read_preprocessing(str(released_folder(NAMED))).mean
+    assert min(own["deep"]) > 50
 
 
 def test_what_has_no_host_is_told():

@@ -9,6 +9,7 @@ from tests.helpers.small_runs import make_pictures, tiny_run
 from weft.config import RunConfig, read_yaml
 from weft.data import early
 from weft.engine import threads
+from weft.engine.loop import Trainer
 from weft.engine.start import RunStart
 from weft.engine.state import read_header
 from weft.run import start
@@ -43,17 +44,50 @@ def test_nobody_decodes_while_the_machine_is_measured(pictures, tmp_path, monkey
     assert resting == [True, True, False]
 
 
-def test_fewer_threads_are_kept_over_a_stop_and_not_asked_for(pictures, tmp_path, monkeypatch):
+@pytest.fixture
+def trained_with(monkeypatch):
+    """The threads with which each step is computed, of three; a trial finds two to be faster."""
+    steps = []
+    compute = Trainer.train_step
+    monkeypatch.setattr(Trainer, "train_step", lambda *args: steps.append(torch.get_num_threads()) or compute(*args))
     monkeypatch.setattr(threads, "choose_threads", lambda usual: usual - 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(3)
+    return steps
+
+
+def test_fewer_threads_are_kept_over_a_stop_and_given_back(pictures, tmp_path, monkeypatch, trained_with):
     run = tiny_run(pictures, tmp_path / "run", epochs=1, run__report=False)
-    assert torch.get_num_threads() == 2
+    assert {*trained_with} == {2}
+    assert torch.get_num_threads() == 3  # as whoever called had it
     assert read_header(run.folder)["progress"].threads == 2
     assert read_yaml(run.folder / "config.yaml")["run.threads"] == 0  # nobody asked for them
-    torch.set_num_threads(3)
-    resume_run(run.folder, {}, allow_changes=False, quiet=True, start=RunStart())
-    assert torch.get_num_threads() == 2
+    trained_with.clear()
+    resume_run(run.folder, {"run.epochs": 2}, allow_changes=True, quiet=True, start=RunStart())
+    assert {*trained_with} == {2}
+    trained_with.clear()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    resume_run(run.folder, {"run.epochs": 3}, allow_changes=True, quiet=True, start=RunStart())
+    assert {*trained_with} == {3}
+
+
+def test_threads_go_back_with_the_state(pictures, tmp_path, monkeypatch, trained_with):
+    """A batch without a finite gradient: the step before it was computed with one thread, the saved state is of two."""
+    bad = []
+    compute = Trainer.add_gradients
+
+    def add_gradients(self, *args, **more):
+        found = compute(self, *args, **more)
+        if self.progress.step == 2 and not bad:
+            bad.append(self.progress.step)
+            self.run.compute_with(1)
+            return found * float("nan")
+        return found
+
+    monkeypatch.setattr(Trainer, "add_gradients", add_gradients)
+    run = tiny_run(pictures, tmp_path / "run", epochs=2, run__report=False)
+    assert bad
+    assert trained_with[-1] == read_header(run.folder)["progress"].threads == 2
 
 
 @pytest.mark.parametrize(("asked", "variable", "usual"), [(2, None, 2), (0, "2", 2), (0, None, 1)])

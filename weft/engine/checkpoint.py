@@ -32,6 +32,7 @@ def restore(run: TrainingRun) -> None:
     """Goes back to the last saved state."""
     run.world.barrier()  # until the main process has written what is read now
     run.progress = load_state(run.folder, run.model, run.ema, run.optimizer)
+    run.compute_with(run.progress.threads)
     run.rewind_log()
     if run.progress.scaler:
         run.scaler.load_state_dict(run.progress.scaler)

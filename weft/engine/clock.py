@@ -14,6 +14,7 @@ from weft.engine.training_run import TrainingRun
 
 PLANNED = 0.975  # of minutes; the rest is for steps that take longer than those before
 MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)  # parts of a run
+SOON = 0.05  # of the steps that are left: the next mark behind a change of threads
 WORTH_IT = 0.03  # of the steps that are left: a smaller change is none
 COLLAPSE = 3.0  # times as long as steps have taken: something has happened to the machine
 
@@ -23,7 +24,7 @@ class Clock:
 
     def __init__(self, run: TrainingRun):
         self.run = run
-        self._fastest = math.inf  # seconds of a step
+        self._fastest = run.step_seconds
         self._told = False
         self._begin_stretch()
 
@@ -49,11 +50,14 @@ class Clock:
         progress, world = self.run.progress, self.run.world
         seconds = (time.monotonic() - self._began - self._aside) / (progress.step - self._step)
         self._fastest, total = min(self._fastest, seconds), progress.total_steps
+        if choose_again(self.run, slower=seconds / self._fastest):  # what steps take now is not known yet
+            self._begin_stretch()
+            self._mark = progress.step + math.ceil(SOON * (total - progress.step))
+            return False
         wanted = world.broadcast(progress.step + self.steps_left(seconds))
         if abs(wanted - total) > WORTH_IT * (total - progress.step):
             progress.stretch *= wanted / total
             progress.total_steps = wanted
-        choose_again(self.run, slower=seconds / self._fastest)
         self._begin_stretch()
         if not self._told and world.broadcast(seconds > COLLAPSE * self._fastest):
             self._tell(seconds / self._fastest)

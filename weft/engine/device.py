@@ -27,6 +27,11 @@ MIN_UNIT_PARAMETERS = 10_000  # for which a message of their own pays in a shard
 TIMEOUT = timedelta(minutes=30)  # with other processes, such as one that writes the report
 
 
+def chooses_threads(run: RunConfig, device: torch.device) -> bool:
+    """Whether a run may compute with other threads than this process has: on a CPU, where nobody said how many."""
+    return device.type == "cpu" and not (run.threads or run.deterministic or "OMP_NUM_THREADS" in os.environ)
+
+
 @dataclass(frozen=True)
 class World:
     """This process among all those of the run."""

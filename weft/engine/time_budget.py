@@ -37,7 +37,7 @@ def fit_into_time(trainer: Trainer) -> None:
     """
     planned, steps_per_epoch = trainer.progress.total_steps, trainer.run.plan.steps_per_epoch
     before = snapshot(trainer.model, trainer.run.ema, trainer.optimizer)
-    step = trainer.world.broadcast(_time_steps(trainer))
+    step = trainer.run.step_seconds = trainer.world.broadcast(_time_steps(trainer))
     seconds_of, closing = _time_validation(trainer)
     load_tensors(before, trainer.model, trainer.run.ema, trainer.optimizer)
     trainer.discard_reports()

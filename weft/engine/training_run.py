@@ -1,5 +1,6 @@
 """A run in progress, on which the loop and all that stands beside it work."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from weft.data.preprocessing import Preprocessing
 from weft.data.sampler import SamplingPlan
 from weft.data.sources.source import Source
 from weft.data.split import Split
-from weft.engine.device import World
+from weft.engine.device import World, chooses_threads
 from weft.engine.log import Screen
 from weft.engine.optim import Ema
 from weft.engine.start import RunStart
@@ -52,6 +53,7 @@ class TrainingRun:
     rehearsed: tuple[int, int] = (0, 0)  # pictures of the pass that named the kernels, and bytes that it took
     start: RunStart | None = None  # until the first step is done
     usual_threads: int = field(default_factory=torch.get_num_threads)  # of this process, where fewer are not faster
+    step_seconds: float = math.inf  # of a trial, where there was one
 
     def __post_init__(self) -> None:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.dtype == torch.float16)
@@ -75,8 +77,9 @@ class TrainingRun:
 
     def compute_with(self, threads: int) -> None:
         """Computes with so many threads from here on, 0: the usual number; resumed runs go on with them."""
-        torch.set_num_threads(threads or self.usual_threads)
         self.progress.threads = threads
+        if chooses_threads(self.config.run, self.world.device):
+            torch.set_num_threads(threads or self.usual_threads)
 
     def elapsed(self) -> float:
         """Seconds of work in this run, in all its sessions."""
@@ -90,7 +93,7 @@ class TrainingRun:
     def log_start(self, step: int) -> None:
         """Logs what the time went into until here, once, when a first step is done."""
         if self.start is not None:
-            self.log(self.start.row(step))
+            self.log({**self.start.row(step), "threads": torch.get_num_threads()})
             self.start = None
 
     def seed(self, step: int) -> int:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from weft.catalog.measured import PHOTO, SMALL, SMALL_SIDE, errors_left
-from weft.models.weights.release import released
 from weft.report.run import RunReport
 from weft.report.text import SCORES
 from weft.words import many
@@ -66,9 +65,8 @@ def fewer_validated(run: RunReport) -> list[str]:
 def more_time(run: RunReport, top1: float | None) -> list[str]:
     """Guesses what a run four times as long would likely reach, where trainings that were measured tell."""
     steps = max((row["step"] for row in run.history.steps), default=0)
-    init = run.config.model.init
-    if top1 is None or not steps or (init and init not in released()):
-        return []  # weights of somebody's know how much nobody can tell
+    if top1 is None or not steps or run.config.model.init:
+        return []
     kind = SMALL if max(run.preprocessing.size) <= SMALL_SIDE else PHOTO
     left = errors_left(kind, steps * run.config.run.batch, TIMES)
     if left is None or (1 - top1) * (1 - left) < WORTH_TELLING:

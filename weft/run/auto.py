@@ -7,7 +7,7 @@ import torch
 
 from weft.catalog.pace import pace
 from weft.config import Config
-from weft.models.weights.release import packaged_weights
+from weft.models.weights.release import have_learned, weights_of_many_kinds
 from weft.run.data import RunData
 from weft.tasks.choose import shared_long_side, usual_side
 from weft.tasks.policy import Situation
@@ -43,11 +43,7 @@ def auto_settings(
         model="" if config.model.name == "auto" else config.model.name,
         size=config.augment.img_size,
         weights=bool(config.model.init),
-        packaged=() if "model.init" in given or _changes_shapes(given) else packaged_weights(data.source.classes),
+        packaged=() if "model.init" in given or {*config.model.args} - {"stem_stride"} else weights_of_many_kinds(),
+        known=have_learned(data.source.classes),
     )
     return task_class(data.report.task).choices.auto(now, data.report)
-
-
-def _changes_shapes(given: Collection[str]) -> bool:
-    """Whether a network was asked for into which weights of the usual one may not fit."""
-    return any(key.startswith("model.args") and key != "model.args.stem_stride" for key in given)

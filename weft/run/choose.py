@@ -150,7 +150,7 @@ def _statistics(
 ) -> dict[str, tuple[float, ...]]:
     earlier = read_preprocessing(weights_folder(config.model.init))
     cfg: Any = timm.get_pretrained_cfg(config.model.name)
-    if earlier is not None and earlier.channels == chosen.channels:
+    if earlier is not None and (earlier.channels, earlier.depth) == (chosen.channels, chosen.depth):
         mean, std = earlier.mean, earlier.std
     elif cfg is not None and len(cfg.mean) == chosen.channels and chosen.depth == 8:
         mean, std = tuple(cfg.mean), tuple(cfg.std)

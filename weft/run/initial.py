@@ -18,7 +18,7 @@ from weft.models.weights.convert import load_weights
 from weft.models.weights.layouts import StateDict
 from weft.models.weights.release import released, released_folder
 
-PRETRAINED, HOST = "pretrained", "host"
+PRETRAINED, HOST, SCRATCH = "pretrained", "host", "scratch"  # the last: none
 MODELS = {PRETRAINED: "cvt_13", HOST: "vt_resnet18"}  # where none was asked for: 80 MB and 47 MB of weights
 HOSTS = {
     "vt_resnet18": "resnet18",

@@ -97,6 +97,7 @@ class RunSession:
         self.preprocessing, self.start = preprocessing, start
         self.screen = Screen(quiet or not world.is_main)
         self.dtype = pick_precision(config.run, world.device)
+        self.threads_before = torch.get_num_threads()
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         torch.manual_seed(config.run.seed)
@@ -156,8 +157,6 @@ class RunSession:
         restore(trainer.run)
         if trainer.progress.bf16 and self.world.device.type == "cpu" and self.config.run.precision == "auto":
             trainer.run.compute_in(torch.bfloat16)
-        if trainer.progress.threads and not self.config.run.threads:
-            trainer.run.compute_with(trainer.progress.threads)
         if {"run.epochs", "run.steps"} & {*changed}:
             trainer.progress.total_steps = planned
         heed_lack_of_memory(trainer.run)
@@ -271,6 +270,13 @@ class RunSession:
     # Training and what follows ----------------------------------------------------------------------------------
 
     def train(self) -> Run:
+        """Trains, evaluates and reports; afterwards this process has the threads that it had."""
+        try:
+            return self.train_and_report()
+        finally:
+            torch.set_num_threads(self.threads_before)
+
+    def train_and_report(self) -> Run:
         trainer = self.trainer
         metrics = MetricsFile(self.folder, trainer.progress) if self.world.is_main else None
         board = tensorboard_writer(self.folder) if self.config.run.tensorboard and self.world.is_main else None

@@ -22,7 +22,7 @@ from weft.models.weights.former import former_args
 from weft.run.auto import auto_settings
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, RunData, absolute_paths, open_data
-from weft.run.initial import model_for
+from weft.run.initial import SCRATCH, model_for
 from weft.run.place import check_out, check_source, is_restarted, new_folder
 from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
@@ -37,6 +37,11 @@ def asked_length(settings: dict[str, Any]) -> dict[str, Any]:
     return {"run.minutes": 0.0, **decided} if {"run.epochs", "run.steps"} & {*settings} else decided
 
 
+def begun(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which the word for no weights to start from stands for what it says."""
+    return {**settings, "model.init": ""} if settings.get("model.init") == SCRATCH else settings
+
+
 def start_run(
     given: dict[str, Any], *, recipe: str, config: str, out: str, quiet: bool, start: RunStart, early: EarlyLook | None
 ) -> Run:
@@ -45,11 +50,11 @@ def start_run(
         return resume_run(Path(out), {}, allow_changes=False, quiet=quiet, start=start)
     with process_group() as world:
         with world.propagate_errors():
-            file, given = asked_length(read_yaml(config) if config else {}), asked_length(given)
+            file, given = (begun(asked_length(asked)) for asked in (read_yaml(config) if config else {}, given))
             given = {**given, **absolute_paths(override(Config(), {**file, **given}))}
             given = {**model_of_init(override(Config(), {**file, **given})), **given}
             named = "" if recipe == AUTO else recipe
-            settings = {**(find_recipe(named) if named else {}), **file, **given}
+            settings = {**begun(find_recipe(named) if named else {}), **file, **given}
             first = stretch(override(Config(), settings), set(file) | set(given), named)
             check_source(first)
             check_settings(first)
@@ -62,7 +67,7 @@ def start_run(
         with start.phase("check"):
             data = open_data(first, world, say, early)
         with data.undisturbed():
-            threads, elapsed = choose_threads(first, world, say), start.seconds()
+            threads, elapsed = try_threads(first, world, say), start.seconds()
             if recipe == AUTO or not (recipe or config):
                 asked = {*file, *given}
                 with torch_threads(threads or torch.get_num_threads()):
@@ -89,8 +94,7 @@ def start_run(
                     lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
                 )
                 session = RunSession(folder, full, world, data, preprocessing, quiet, start)
-                if threads:
-                    session.trainer.run.compute_with(threads)
+                session.trainer.run.compute_with(threads)
                 session.prepare_new()
             return session.train()
 
@@ -124,7 +128,7 @@ def forgotten_if_it_fails(folder: Path, world: World, keep: bool) -> Iterator[No
         raise
 
 
-def choose_threads(config: Config, world: World, say: Callable[[str], None]) -> int:
+def try_threads(config: Config, world: World, say: Callable[[str], None]) -> int:
     """Fewer threads than usual, where these compute faster; or 0."""
     usual = torch.get_num_threads()
     threads = world.on_main(lambda: fewer_threads(config.run, world.device, usual))

@@ -11,7 +11,6 @@ from weft.engine.start import RunStart
 from weft.errors import WeftError
 from weft.run.result import Run
 
-SCRATCH = "scratch"  # the word for no weights to start from
 SHORT = {  # options that are used so often that they have no section
     "data": "data.source",
     "val": "data.val",
@@ -102,8 +101,6 @@ def name_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in settings.items()}
     named = {key.replace("__", "."): value for key, value in plain.items() if value is not None}
     named = {SHORT.get(key.replace("-", "_"), key): value for key, value in named.items()}
-    if named.get("model.init") == SCRATCH:
-        named["model.init"] = ""  # as somebody's wish, over what the recipe says
     if named.get("run.batch") == "auto":
         named["run.batch"] = 0
     override(Config(), named)  # an unknown key or a wrong value is said before anything else happens

@@ -50,7 +50,7 @@ Settings = dict[str, Any]
 USUAL_SECONDS = {"cpu": 20 * 60.0, "cuda": 10 * 60.0}  # of a run, where nobody said
 EPOCHS = (10, 300)  # ... and what it has then
 LEAST_SEEN = 6_400  # pictures below which hardly anything is learnt
-LEAST_TUNED = 128  # pixels of a picture that weights of 224 are adapted to
+LEAST_TUNED = 128  # pixels of a picture that weights of 224 are adapted to: they know objects of that size
 SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
 BATCHES = {"cpu": (8, 32), "cuda": (32, 256)}
@@ -58,6 +58,7 @@ RATE_BATCH = 32  # pictures up to which rates hold as they are
 LARGE_BATCH = 256  # ... and at which wide trunks were fitted
 WIDE = 0.4  # of the rate of nano models: what wider trunks take in batches of RATE_BATCH
 NARROW = "vt_resnet_nano"
+NANO = ("vt_resnet_nano", "ceit_nano", "vitae_nano", "cvt_nano", "cetnet_nano")  # Weft's own: nobody published weights
 LIGHT = 15  # epochs below which small pictures are only mirrored
 ERASES, ERASES_SEEN = 20, 100_000  # epochs, and pictures seen, below which nothing is erased
 MIXES, MIXES_MORE = 80, 200  # epochs
@@ -81,15 +82,16 @@ class Situation:
     model: str  # that was asked for; "" where none was
     size: int  # likewise, or 0
     weights: bool  # whether it was asked to begin with trained ones
-    packaged: tuple[str, ...] = ()  # names of those that come with Weft, where it may begin with them
+    packaged: tuple[str, ...] = ()  # names of those that come with Weft, where nobody said how it begins
+    known: bool = False  # whether these have learned most of the classes already
 
     @property
     def time(self) -> float:
         return self.seconds or USUAL_SECONDS[self.device]
 
     def is_gentle(self, model: str) -> bool:
-        """Whether what the weights of a model know is worth more than what can be learnt: not those of nano models."""
-        return self.weights and "nano" not in model
+        """Whether weights know much that is to be kept: those of nano models are from small pictures of few kinds."""
+        return self.weights and model not in NANO
 
     def seen(self, speed: float) -> float:
         """Pictures that a run sees which trains on so many a second; with repetition."""
@@ -125,7 +127,7 @@ def classify_settings(now: Situation) -> tuple[Settings, list[str]]:
 def _packaged(now: Situation, model: str) -> Settings:
     """The weights that come with Weft for this model, where it begins with those."""
     fitting = [name for name in now.packaged if name.partition(".")[0] == model]
-    return {"model.init": fitting[0]} if fitting and now.pictures < FEW else {}
+    return {"model.init": fitting[0]} if fitting and now.pictures < FEW and not now.known else {}
 
 
 def scratch_settings(epochs: float, seen: float, batch: int, model: str) -> Settings:
@@ -212,7 +214,9 @@ def segment_settings(now: Situation) -> tuple[Settings, list[str]]:
     if shown > now.side:
         settings |= {"test.short_side": shown, "test.long_side": round(ENLARGED * now.long)}
         why.append(f"pictures shown with a short side of {shown} pixels, not {now.side}: for what is thin or small")
-    colours = 1.0 if now.weights else 0.5  # weights can be adapted to the light of the few pictures there are
+    colours = (
+        1.0 if now.is_gentle(settings.get("model.name", now.model)) else 0.5
+    )  # weights can be adapted to the light of the few pictures there are
     augment = {"rescale": [0.5, 2.0], "class_limit": 0.75, "photometric": colours}
     augment |= {"flip": 0.5, "interpolation": "bilinear"}
     return settings | {f"augment.{name}": value for name, value in augment.items()}, why
@@ -267,9 +271,10 @@ def _dense(now: Situation, rule: DenseRule, small_head: Settings) -> tuple[Setti
     epochs = seen / now.pictures
     on_cpu = now.device == "cpu"
     settings: Settings = {}
-    if not now.model:
-        name, args = BACKBONES[now.device]
-        settings |= {"model.name": name, **{f"model.args.{key}": value for key, value in args.items()}}
+    name, args = BACKBONES[now.device]
+    if now.model in ("", name):
+        settings |= {f"model.args.{key}": value for key, value in args.items()}
+        settings |= {} if now.model else {"model.name": name}
     if on_cpu:
         settings |= {f"model.head_args.{name}": value for name, value in small_head.items()}
     model = now.model or settings.get("model.name", "")
@@ -333,7 +338,8 @@ def _why_model(now: Situation, row: Measured, speed: float) -> list[str]:
     args = ", ".join(f"{name} {value}" for name, value in row.args.items())
     if now.model:
         return [f"{args}: faster for its time; --model.args says otherwise"] if args else []
-    reached = f", to about {row.reached(now.seen(speed)):.0%} on {row.data}" if len(row.curve) > 1 else ""
+    tells = len(row.curve) > 1 and not _packaged(now, row.model)  # curves are of beginnings at random
+    reached = f", to about {row.reached(now.seen(speed)):.0%} on {row.data}" if tells else ""
     told = f"by the table of measurements it gets furthest in this time{reached}"
     return [f"model {row.model}{f' with {args}' if args else ''}: {told}"]
 
@@ -346,9 +352,7 @@ def _size_of_other(now: Situation) -> tuple[Settings, float, list[str]]:
     if now.size or now.side <= SMALL_SIDE:
         return {}, speed, []
     seen = {size: now.time * speed * (own / size) ** 2 for size in SIZES if size <= own}
-    least = (
-        LEAST_TUNED if now.is_gentle(now.model) else SIZES[-1]
-    )  # weights know objects of the size that they were trained with
+    least = LEAST_TUNED if now.is_gentle(now.model) else SIZES[-1]
     size = next((size for size in seen if seen[size] >= LEAST_SEEN or size <= least), least)
     if size == own:
         return {}, speed, []
@@ -376,8 +380,10 @@ def _reasons(now: Situation, settings: Settings, epochs: float, speed: float) ->
 
 def _why_begun(now: Situation, settings: Settings) -> list[str]:
     """Says how a run begins that was not told, and what few photographs lose without weights of a million others."""
-    begun = settings.get("model.init")
+    begun, model = settings.get("model.init"), settings.get("model.name", now.model)
     why = [f"begins with {begun}, which comes with Weft; --init scratch begins at random"] if begun else []
+    if now.known and (unused := _packaged(replace(now, known=False), model)):
+        why = [f"begins at random: {unused['model.init']} knows most of these classes, and perhaps their pictures"]
     if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW:
         return why
     start = "these weights are small" if begun else "from scratch"

@@ -32,18 +32,20 @@ def released_folder(name: str) -> Path:
     return FOLDER / name
 
 
-def packaged_weights(classes: Iterable[str]) -> tuple[str, ...]:
-    """The names of weights from which a training on pictures of these classes may begin.
+def weights_of_many_kinds() -> tuple[str, ...]:
+    """The names of weights from which a training on any pictures may begin."""
+    return tuple(name for name in released() if name.endswith(f".{OF_MANY_KINDS}"))
 
-    None that know most of the classes by name: the pictures that are to judge may be among those they learned from.
+
+def have_learned(classes: Iterable[str]) -> bool:
+    """Whether those weights know most of these classes by name.
+
+    Then the pictures that are to judge may be among those they learned from.
     """
     wanted = [label.lower() for label in classes]
-
-    def are_new(name: str) -> bool:
-        known = {label.lower() for label in read_json(released_folder(name) / "config.json")["label_names"]}
-        return sum(label in known for label in wanted) <= SHARED * len(wanted)
-
-    return tuple(name for name in released() if name.endswith(f".{OF_MANY_KINDS}") and are_new(name))
+    files = [released_folder(name) / "config.json" for name in weights_of_many_kinds()]
+    known = {label.lower() for file in files for label in read_json(file)["label_names"]}
+    return sum(label in known for label in wanted) > SHARED * len(wanted)
 
 
 def add_released(default_cfgs: dict[str, DefaultCfg]) -> None:
