@@ -2,12 +2,14 @@
 
     python benchmarks/minutes.py imagenette --minutes 2 5 --seeds 3 --out benchmarks/results
     python benchmarks/minutes.py imagenette --minutes 5 -- --model vt_resnet50 --init host:resnet50.safetensors
+    python benchmarks/minutes.py cifar --minutes 2 --plain resnet18      # next to a plain loop over this model
 
 Runs the command as anybody would, in a process of its own, and reads what it wrote: the score of the report, what was
 chosen, and how long it took from Enter to the end next to what was asked for.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -18,8 +20,10 @@ from pathlib import Path
 
 import torch
 import yaml
+from plain_loop import plain_row
 
 from weft.files import write_text
+from weft.report.run import processor
 
 SCORES = ("top1", "map", "miou", "mask_ap", "box_ap")
 CHOSEN = ("model.name", "model.args", "augment.img_size", "run.batch", "optim.lr", "augment.policy")
@@ -31,11 +35,26 @@ def main() -> None:
     parser.add_argument("data", help="what `weft train` takes")
     parser.add_argument("--minutes", type=float, nargs="+", required=True)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--plain", default="", metavar="MODEL", help="timm's, which a plain loop trains as long")
+    parser.add_argument("--plain-batch", type=int, default=64)
     parser.add_argument("--out", type=Path, help="folder for a JSON file")
     args = parser.parse_args(own.split())
-    rows = [train(args.data, minutes, seed, options.split()) for minutes in args.minutes for seed in range(args.seeds)]
+    rows = []
+    for minutes, seed in itertools.product(args.minutes, range(args.seeds)):
+        rows.append(train(args.data, minutes, seed, options.split()))
+        if args.plain:
+            size = rows[-1]["chosen"]["augment.img_size"]
+            plain = plain_row(args.data, minutes, args.plain, size, args.plain_batch, seed)
+            rows[-1]["plain"] = plain
+            print(
+                f"{'':16}a plain loop over {args.plain}: {plain['value']:.4f}  {plain['epochs']:g} epochs", flush=True
+            )
     if args.out:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} cores"
+        device = (
+            torch.cuda.get_device_name()
+            if torch.cuda.is_available()
+            else f"{processor()}, {torch.get_num_threads()} threads"
+        )
         facts = dict(device=device, torch=torch.__version__, date=date.today().isoformat(), data=args.data)
         name = f"minutes-{Path(args.data).name.replace(':', '-')}-{facts['date']}.json"
         write_text(args.out / name, json.dumps({**facts, "options": options, "rows": rows}, indent=1) + "\n")

@@ -1,21 +1,15 @@
-"""What a plain loop over a timm model gets out of the same minutes: the bar for `weft train --minutes`.
-
-    python benchmarks/plain_loop.py cifar --minutes 2 --model resnet18 --out benchmarks/results
-    python benchmarks/plain_loop.py imagenette --minutes 5 --model resnet18 --size 96
+"""A plain loop over a timm model, next to which `benchmarks/minutes.py --plain MODEL` puts `weft train --minutes`.
 
 All training pictures lie in memory, a seventh larger than the model sees them; crops, flips and a cutout of a quarter
 of the side; AdamW, weight decay 0.05, smoothing 0.1, warm-up of a tenth, cosine to zero; bfloat16 where that is faster.
-The rate is given, nothing is tuned. Its minutes are those of training alone: start, decoding and the evaluation at the
+The rate is 2e-3, nothing is tuned. Its minutes are those of training alone: start, decoding and the evaluation at the
 end, which `weft train` pays for, are not counted.
 """
 
-import argparse
-import io
-import json
+import copy
 import math
 import time
-from datetime import date
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -25,51 +19,38 @@ from PIL import Image
 from torch import Tensor, nn
 
 import weft  # noqa: F401  registers its models
+from weft.data.read import decode
 from weft.data.sources.open import open_source
-from weft.files import write_text
-from weft.report.run import processor
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+LR = 2e-3
 TRIAL = 12  # steps that set the length
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="what `weft train` takes, with a part that validates")
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for a JSON file")
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
+def plain_row(data: str, minutes: float, model: str, size: int, batch: int, seed: int) -> dict[str, Any]:
+    """What so many minutes of training reach on the pictures that validate."""
+    torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    margin = 8 * args.size // 7
-    pictures, labels, classes = decoded(args.data, "train", margin)
-    model = timm.create_model(args.model, num_classes=classes).to(device)
-    dtype = faster_type(model, pictures[: args.batch], labels[: args.batch], args.size)
-    row = train(model, dtype, pictures.to(device), labels.to(device), args)
-    tested, answers, _ = decoded(args.data, "val", args.size)
-    row["top1"] = accuracy(model, dtype, tested, answers, device)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    facts = dict(data=args.data, machine=where, threads=torch.get_num_threads(), torch=torch.__version__)
-    row = {**vars(args), "out": None, **facts, "date": date.today().isoformat(), "dtype": str(dtype), **row}
-    print(json.dumps(row), flush=True)
-    if args.out:
-        name = f"plain_loop-{Path(args.data).name}-{args.model}-{args.minutes:g}-{args.seed}-{row['date']}.json"
-        write_text(args.out / name, json.dumps(row, indent=1) + "\n")
+    pictures, labels, classes = decoded(data, "train", 8 * size // 7)
+    tested, answers, _ = decoded(data, "val", size)
+    network = timm.create_model(model, num_classes=classes).to(device)
+    before = copy.deepcopy(network.state_dict())
+    dtype = faster_type(network, pictures[:batch], labels[:batch], size)
+    network.load_state_dict(before)
+    found = train(network, dtype, pictures.to(device), labels.to(device), size=size, batch=batch, minutes=minutes)
+    reached = accuracy(network, dtype, tested, answers, device)
+    return {"model": model, "size": size, "batch": batch, "seed": seed, "type": str(dtype), **found, "value": reached}
 
 
 def decoded(data: str, part: str, side: int) -> tuple[Tensor, Tensor, int]:
     """(N, 3, side, side) bytes, labels and the number of classes: short sides resized, centres cut out."""
     source = open_source(data)
     chosen = [i for i, where in enumerate(source.splits) if where == part]
+    if not chosen:
+        raise SystemExit(f"{data} has no part called {part}, by which a plain loop could be compared.")
     shown = []
     for i in chosen:
-        found = source.open(i)
-        picture = Image.open(io.BytesIO(found) if isinstance(found, bytes) else found).convert("RGB")
+        picture = Image.fromarray(decode(source.open(i), channels=3))
         scale = side / min(picture.size)
         size = [max(side, round(length * scale)) for length in picture.size]
         left, top = (size[0] - side) // 2, (size[1] - side) // 2
@@ -112,20 +93,20 @@ def augmented(pictures: Tensor, size: int) -> Tensor:
 
 
 def train(
-    model: nn.Module, dtype: torch.dtype, pictures: Tensor, labels: Tensor, args: argparse.Namespace
+    model: nn.Module, dtype: torch.dtype, pictures: Tensor, labels: Tensor, *, size: int, batch: int, minutes: float
 ) -> dict[str, float]:
     """Trains for the minutes, whose steps are counted from a few that are undone."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.05, fused=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    per_epoch = len(pictures) // args.batch
+    per_epoch = len(pictures) // batch
     order = torch.randperm(len(pictures))
 
     def step(number: int, lr: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr
-        index = order[number % per_epoch * args.batch :][: args.batch].to(pictures.device)
+        index = order[number % per_epoch * batch :][:batch].to(pictures.device)
         with torch.autocast(pictures.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            answers = model(augmented(pictures[index], args.size)).float()
+            answers = model(augmented(pictures[index], size)).float()
         F.cross_entropy(answers, labels[index], label_smoothing=0.1).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -142,18 +123,18 @@ def train(
     model.load_state_dict(before)
     optimizer.state.clear()
     begin, number = time.perf_counter(), 0
-    total = round(60 * args.minutes / each)
+    total = round(60 * minutes / each)
     while number < total:
         if number % per_epoch == 0:
             order = torch.randperm(len(pictures))
         if number % 20 == 0 and number:  # the machine's pace varies: the schedule ends when the minutes do
             each = (wait(pictures.device) - begin) / number
-            total = max(number, round(60 * args.minutes / each))
+            total = max(number, round(60 * minutes / each))
         part = number / total
-        step(number, args.lr * (part / 0.1 if part < 0.1 else 0.5 * (1 + math.cos(math.pi * (part - 0.1) / 0.9))))
+        step(number, LR * (part / 0.1 if part < 0.1 else 0.5 * (1 + math.cos(math.pi * (part - 0.1) / 0.9))))
         number += 1
     seconds = wait(pictures.device) - begin
-    speed = number * args.batch / seconds
+    speed = number * batch / seconds
     return dict(epochs=round(number / per_epoch, 1), seconds=round(seconds, 1), pictures_per_second=round(speed, 1))
 
 
@@ -177,7 +158,3 @@ def accuracy(model: nn.Module, dtype: torch.dtype, pictures: Tensor, answers: Te
 def normalised(pictures: Tensor) -> Tensor:
     mean, std = (values.to(pictures.device).view(3, 1, 1) for values in (MEAN, STD))
     return (pictures.float() / 255 - mean) / std
-
-
-if __name__ == "__main__":
-    main()
