@@ -3,8 +3,8 @@
     weft train demo:fashion --recipe demo --out runs/clothes
     python -m tools.release runs/clothes weft_fashion --licence MIT --title "Fashion-MNIST, 6,000 pictures"
 
-`timm.create_model("vt_resnet_nano.weft_fashion", pretrained=True)` then finds them, without a network. Only where the
-licence of the pictures allows it.
+`timm.create_model("vt_resnet_nano.weft_fashion", pretrained=True)` then finds them, without a network. The card names
+the licence of the pictures: weights are no pictures, but who uses them wants to know.
 """
 
 import argparse

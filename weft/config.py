@@ -87,8 +87,8 @@ class ModelConfig:
     args: dict[str, Any] = key({}, "arguments of the model, such as {ce_unit: dense}; --model.args.KEY VALUE")
     init: str = key(
         "",
-        "weights to start from: a run or model folder, a checkpoint file, `pretrained`, `host`, or host:NAME or FILE,"
-        " the name of weights that come with Weft; `scratch`: none",
+        "weights to start from: a run or model folder, a checkpoint file, `pretrained`, `host`, host:NAME or host:FILE,"
+        " the name of weights that come with Weft, or `scratch` for none",
     )
     drop_path: float | None = key(None, "stochastic depth; none: the model's default", least=0, below=1)
     drop: float = key(0.0, "dropout before the classifier", least=0, below=1)

@@ -61,7 +61,8 @@ def train(
         A name of `weft recipes`, or a YAML file; by default `auto`, which fits pictures, machine and time.
     init
         Start from these weights: `pretrained` (published for the model), `host` (of the network it was built on),
-        host:NAME or host:FILE, a run or model folder, or a checkpoint file.
+        host:NAME or host:FILE, a run or model folder, a checkpoint file, or the name of weights that come with Weft;
+        `scratch` starts from none.
     epochs
         Passes over the training pictures.
     minutes
