@@ -103,7 +103,7 @@ def test_threads_are_fewer_while_another_job_runs(monkeypatch, asked, begin):
     walk(run, hand, lambda step: 2.0 if busy() and not run.progress.threads else 1.0)
     assert used == ([] if asked else [1, 0])
     assert run.progress.threads == 0
-    assert [line.split(" threads")[0] for line in said] == ([] if asked else ["1", "2"])
+    assert [line.split(" from")[0] for line in said] == ([] if asked else ["1 thread", "2 threads"])
     assert run.elapsed() == pytest.approx(PLANNED * 300, rel=0.04)
 
 

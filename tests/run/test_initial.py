@@ -149,6 +149,16 @@ def test_pictures_are_normalised_as_those_of_the_weights_only_where_they_are_ali
     assert min(own["deep"]) > 50
 
 
+@pytest.mark.parametrize(
+    ("init", "meant"),
+    [("vt_resnet_nano.weft_cifar1", "vt_resnet_nano.weft_cifar10"), ("pretraind", "pretrained"), ("scrach", "scratch")],
+)
+def test_misspelt_weights_are_refused_at_once(tmp_path, init, meant):
+    """Before the pictures are looked at, of which there are none here."""
+    (tmp_path / "pictures").mkdir()
+    refused(command("train", tmp_path / "pictures", "--init", init), f"--init {init}", f"Did you mean '{meant}'?")
+
+
 def test_what_has_no_host_is_told():
     with pytest.raises(WeftError, match=r"ceit_tiny; name them with --init host:FILE"):
         host_weights("host", "ceit_tiny")

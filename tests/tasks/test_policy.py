@@ -180,6 +180,21 @@ def test_weights_by_name_are_the_same_run_as_those_that_nobody_named(rule, chang
     assert {**named, **given} == usual
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (dict(seconds=0.0), True),
+        (dict(seconds=60.0), False),  # in which cvt_13 sees a few hundred pictures of a CPU
+        (dict(seconds=60.0, device="cuda"), True),
+        (dict(seconds=0.0, side=32), False),
+        (dict(seconds=0.0, weights=True), False),
+    ],
+    ids=str,
+)
+def test_a_download_is_advised_where_there_is_time_for_it(changes, told):
+    assert any("--init pretrained" in line for line in classify_settings(replace(NOW, **changes))[1]) == told
+
+
 def test_pictures_of_16_bits_get_no_policy():
     long = replace(NOW, epochs=100.0)
     assert "augment.policy" in classify_settings(long)[0]

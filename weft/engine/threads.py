@@ -10,6 +10,7 @@ from weft.catalog.pace import choose_threads
 from weft.config import RunConfig
 from weft.engine.device import chooses_threads
 from weft.engine.training_run import TrainingRun
+from weft.words import many
 
 SLOWER = 1.5  # times as long as steps have taken: the usual threads are tried next to fewer
 
@@ -32,5 +33,5 @@ def choose_again(run: TrainingRun, slower: float) -> bool:
         return False
     run.compute_with(threads)
     why = "more wait for each other, another job seems to use this machine" if threads else "the machine is free again"
-    run.event(f"{threads or run.usual_threads} threads from here on: {why}")
+    run.event(f"{many(threads or run.usual_threads, 'thread')} from here on: {why}")
     return True

@@ -59,7 +59,7 @@ def fit_into_time(trainer: Trainer) -> None:
     if epochs < 1:
         needed = trainer.run.elapsed() + validation + closing
         told += (
-            f"; start, validation and report alone take {needed:.0f} s: too little to learn anything. Give it"
+            f"; start, validation and report alone take {needed:.0f} s: too little to learn much. Give it"
             f" --minutes {math.ceil(needed / 15)} or more, or a smaller --img-size"
         )
     trainer.run.screen.say(told)

@@ -13,7 +13,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import get_session
 
-from weft.errors import WeftError
+from weft.errors import WeftError, did_you_mean
 from weft.models.weights.convert import load_weights
 from weft.models.weights.layouts import StateDict
 from weft.models.weights.release import released, released_folder
@@ -52,6 +52,16 @@ def model_for(init: str, model: str) -> dict[str, Any]:
     if is_host(init) and model in BOTTLENECKS and not Path(init.removeprefix(f"{HOST}:")).is_file():
         settings["model.args.bottleneck_stride"] = "3x3"  # timm's; a file has those of the model as it is, or is told
     return settings
+
+
+def check_init(init: str) -> None:
+    """Raises for weights to start from that nobody knows, before anything else is looked at."""
+    words = (PRETRAINED, HOST, SCRATCH, *released())
+    if init in ("", *words) or is_host(init) or Path(init).exists():
+        return
+    raise WeftError(
+        f"--init {init}: no such file or folder, and none of {', '.join(words)}." + did_you_mean(Path(init).name, words)
+    )
 
 
 def weights_folder(init: str) -> str:
@@ -106,7 +116,8 @@ def check_reachable(name: str) -> None:
         place = urlsplit(constants.ENDPOINT).hostname
         raise WeftError(
             f"No pretrained weights of {name} can be had: {place} does not answer ({reason.rstrip('.')}), and they are"
-            " not in the cache. Without a network, name a file or a folder of weights instead."
+            " not in the cache. Without a network, name a file or a folder of weights, or leave --init away: small ones"
+            " come with Weft."
         ) from None
 
 

@@ -22,7 +22,7 @@ from weft.models.weights.former import former_args
 from weft.run.auto import auto_settings
 from weft.run.choose import check_settings, check_task_settings, choose_preprocessing, fill
 from weft.run.data import EarlyLook, RunData, absolute_paths, open_data
-from weft.run.initial import SCRATCH, model_for
+from weft.run.initial import SCRATCH, check_init, model_for
 from weft.run.place import check_out, check_source, is_restarted, new_folder
 from weft.run.recipes import AUTO, decide_length, find_recipe
 from weft.run.result import Run
@@ -57,6 +57,7 @@ def start_run(
             settings = {**begun(find_recipe(named) if named else {}), **file, **given}
             first = stretch(override(Config(), settings), set(file) | set(given), named)
             check_source(first)
+            check_init(first.model.init)
             check_settings(first)
             check_out(out, first, restarted, world.is_main, world.size)
             if first.model.name != "auto":

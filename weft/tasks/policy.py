@@ -50,6 +50,7 @@ Settings = dict[str, Any]
 USUAL_SECONDS = {"cpu": 20 * 60.0, "cuda": 10 * 60.0}  # of a run, where nobody said
 EPOCHS = (10, 300)  # ... and what it has then
 LEAST_SEEN = 6_400  # pictures below which hardly anything is learnt
+TUNED = "cvt_13"  # what --init pretrained takes
 LEAST_TUNED = 128  # pixels of a picture that weights of 224 are adapted to: they know objects of that size
 SIZES = (224, 192, 160, 128, 96, 64)
 STEPS = 400
@@ -338,7 +339,8 @@ def _why_model(now: Situation, row: Measured, speed: float) -> list[str]:
     args = ", ".join(f"{name} {value}" for name, value in row.args.items())
     if now.model:
         return [f"{args}: faster for its time; --model.args says otherwise"] if args else []
-    tells = len(row.curve) > 1 and not _packaged(now, row.model)  # curves are of beginnings at random
+    known = len(row.curve) > 1 and now.seen(speed) >= row.curve[0][0] / 2
+    tells = known and not _packaged(now, row.model)  # curves are of beginnings at random
     reached = f", to about {row.reached(now.seen(speed)):.0%} on {row.data}" if tells else ""
     told = f"by the table of measurements it gets furthest in this time{reached}"
     return [f"model {row.model}{f' with {args}' if args else ''}: {told}"]
@@ -384,8 +386,9 @@ def _why_begun(now: Situation, settings: Settings) -> list[str]:
     why = [f"begins with {begun}, which comes with Weft; --init scratch begins at random"] if begun else []
     if now.known and (unused := _packaged(replace(now, known=False), model)):
         why = [f"begins at random: {unused['model.init']} knows most of these classes, and perhaps their pictures"]
-    if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW:
-        return why
+    tuned = now.time * now.pace * (usual_speed(TUNED, LEAST_TUNED, now.device) or 0.0)
+    if now.weights or now.side <= SMALL_SIDE or now.pictures >= FEW or tuned < now.pictures:
+        return why  # ... or there is no time to show each picture once to a model that has such weights
     start = "these weights are small" if begun else "from scratch"
     told = f"{start}: --init pretrained downloads 80 MB once and usually brings far more"
     return [*why, f"{told} from {now.pictures:,} pictures"]
