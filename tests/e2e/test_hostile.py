@@ -511,15 +511,17 @@ def test_where_explain_cannot_write_is_said_before_it_computes(command, monkeypa
 
 def test_a_folder_where_a_run_failed_early_is_free(command, pictures, run, tmp_path):
     """The next try may have the same --out; a folder with anything else in it is refused."""
-    out = tmp_path / "out"
-    refused(command("train", pictures, *options(init="nowhere"), "--out", out), "nowhere does not exist")
+    out, weights = tmp_path / "out", tmp_path / "weights.safetensors"
+    weights.write_text("none")
+    fails = options(init=weights)
+    refused(command("train", pictures, *fails, "--out", out), "not a checkpoint")
     assert not out.exists()
     (out / "state").mkdir(parents=True)  # as a kill leaves it
     (out / "state" / "lock").write_text("")
     (out / "notes.txt").write_text("mine")
     refused(command("train", pictures, *options(epochs=1), "--out", out), "not an empty folder")
     (out / "notes.txt").unlink()
-    refused(command("train", pictures, *options(init="nowhere"), "--out", out), "nowhere does not exist")
+    refused(command("train", pictures, *fails, "--out", out), "not a checkpoint")
     assert list(out.iterdir()) == []  # a folder that was there stays
     assert command("train", pictures, *options(epochs=1), "--out", out)[0] == 0
     refused(command("train", pictures, *options(epochs=1), "--out", out), "--resume")

@@ -154,9 +154,10 @@ def test_pictures_are_normalised_as_those_of_the_weights_only_where_they_are_ali
     [("vt_resnet_nano.weft_cifar1", "vt_resnet_nano.weft_cifar10"), ("pretraind", "pretrained"), ("scrach", "scratch")],
 )
 def test_misspelt_weights_are_refused_at_once(tmp_path, init, meant):
-    """Before the pictures are looked at, of which there are none here."""
-    (tmp_path / "pictures").mkdir()
-    refused(command("train", tmp_path / "pictures", "--init", init), f"--init {init}", f"Did you mean '{meant}'?")
+    """Before a word is said on the pictures."""
+    answer = command("train", make_pictures(tmp_path / "pictures", each=2), "--init", init)
+    refused(answer, f"--init {init}", f"Did you mean '{meant}'?")
+    assert "classes" not in answer[1]
 
 
 def test_what_has_no_host_is_told():

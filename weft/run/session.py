@@ -97,6 +97,7 @@ class RunSession:
         self.preprocessing, self.start = preprocessing, start
         self.screen = Screen(quiet or not world.is_main)
         self.dtype = pick_precision(config.run, world.device)
+        self.threads = 0  # that a new run found to be faster than the usual number
         self.threads_before = torch.get_num_threads()
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
@@ -111,6 +112,7 @@ class RunSession:
         """Finds what fits the machine, then writes down everything the run depends on."""
         trainer = self.trainer
         trainer.run.saved_at = self.start.began  # minutes count from there
+        trainer.run.compute_with(self.threads)
         side_by_side(lambda: self.prepare_kernels(COMPILING * 60 * self.config.run.minutes), self.prepare_data)
         with self.start.phase("memory"):
             find_micro_batch(trainer)

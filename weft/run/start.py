@@ -95,7 +95,7 @@ def start_run(
                     lambda: choose_preprocessing(full, data.report, data.source, data.split.train)
                 )
                 session = RunSession(folder, full, world, data, preprocessing, quiet, start)
-                session.trainer.run.compute_with(threads)
+                session.threads = threads
                 session.prepare_new()
             return session.train()
 
