@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--files", type=Path, help="folder where exported files stay, and are taken from the next time")
     parser.add_argument("--out", type=Path, help="folder for a JSON file with the numbers")
     args = parser.parse_args()
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     found = GivenPictures(args.pictures)
     some = [
         decode(found.open(i), channels=3) for i in range(0, len(found.files), max(1, len(found.files) // CALIBRATION))
