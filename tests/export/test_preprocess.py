@@ -23,7 +23,8 @@ UNIT = dict(mean=(0.0,) * 3, std=(1 / 255,) * 3)  # whatever is normalised by th
 def test_pixels_are_pillows(mode, crop, height, wider, seed):
     """But for values that lie within rounding of a half, which may go either way: many, where a picture grows.
 
-    Of 16 rows made 24 every weight is a fourth or a sixth, and a tenth of the values such a half.
+    Bilinear weights are then small fractions, and more values such halves: 12.7 % was the most of all sides to 60, and a
+    picture's share varies by 0.6 %. Other filters stay below 8 %.
     """
     rules = preprocessing(crop_mode=crop[0], size=crop[1], interpolation=mode[0], crop_pct=mode[1], **UNIT)
     shown = picture(height, height + wider, seed)
@@ -33,7 +34,7 @@ def test_pixels_are_pillows(mode, crop, height, wider, seed):
     apart = (ours - theirs).abs()
     assert apart.max() < 2.01  # once along the width, and once along the height
     assert (apart > 1.5).float().mean() < 0.02
-    assert (apart > 0.5).float().mean() < (0.02 if height > 60 else 0.15)
+    assert (apart > 0.5).float().mean() < (0.02 if height > 60 else 0.15 if mode[0] == "bilinear" else 0.1)
 
 
 @pytest.mark.parametrize("size", [(400, 40), (300, 130), (170, 42)])
