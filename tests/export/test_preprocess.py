@@ -23,7 +23,7 @@ UNIT = dict(mean=(0.0,) * 3, std=(1 / 255,) * 3)  # whatever is normalised by th
 def test_pixels_are_pillows(mode, crop, height, wider, seed):
     """But for values that lie within rounding of a half, which may go either way: many, where a picture grows.
 
-    Bilinear weights are then small fractions, and more values such halves: 12.7 % was the most of all sides to 60, and a
+    Bilinear weights are then small fractions, and more values such halves: 12.7 % was the most of all sides to 60; a
     picture's share varies by 0.6 %. Other filters stay below 8 %.
     """
     rules = preprocessing(crop_mode=crop[0], size=crop[1], interpolation=mode[0], crop_pct=mode[1], **UNIT)
